@@ -1,0 +1,1 @@
+"""What the store decides: values in, values out. No I/O, no clock, no chance."""
