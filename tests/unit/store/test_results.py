@@ -1,0 +1,164 @@
+"""First durable result wins, whatever comes twice, late or in any order."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.kit.frames import FAILED_FLAG, NEVER_RAN_FLAG, RESULT_RECORD
+from services.store.domain import results
+from services.store.domain.results import BLOCK_LINES, EMPTY_BLOCK, Tally
+
+pytestmark = pytest.mark.unit
+
+in_block = st.lists(st.integers(0, BLOCK_LINES - 1), max_size=60)
+# Ordinals around the border of two blocks, where mistakes live.
+ordinal = st.integers(0, 40) | st.integers(BLOCK_LINES - 20, BLOCK_LINES + 20)
+ranges = st.lists(st.tuples(ordinal, st.integers(0, 30)), max_size=8)
+TOTAL = 2 * BLOCK_LINES
+
+
+def lines_of(spans: list[tuple[int, int]]) -> set[int]:
+    return {line for first, count in spans for line in range(first, first + count)}
+
+
+def records_of(rows: list[tuple[int, int, int]]) -> np.ndarray:
+    """Records from (line, flags, tokens)."""
+    records = np.zeros(len(rows), dtype=RESULT_RECORD)
+    for i, (line, flags, tokens) in enumerate(rows):
+        records[i] = (line, 0, 0, flags, tokens, tokens // 2, 2 * tokens, tokens // 3)
+    return records
+
+
+def is_normal(spans: list[tuple[int, int]]) -> bool:
+    return spans == results.normalise(spans)
+
+
+@given(st.lists(in_block, max_size=4))
+def test_admit_equals_a_set(calls: list[list[int]]) -> None:
+    bits, done = EMPTY_BLOCK, set[int]()
+    for lines in calls:
+        bits, winners = results.admit(bits, np.array(lines, dtype=np.uint32))
+        expected = []
+        for line in lines:
+            expected.append(line not in done)
+            done.add(line)
+        assert winners.tolist() == expected
+        assert results.done_count(bits) == len(done)
+    left = results.remaining(bits, 0, BLOCK_LINES)
+    assert lines_of(left) == set(range(BLOCK_LINES)) - done
+    assert is_normal(left)
+
+
+@given(in_block)
+def test_admit_again_has_no_winner(lines: list[int]) -> None:
+    array = np.array(lines, dtype=np.uint32)
+    bits, _ = results.admit(EMPTY_BLOCK, array)
+    again, winners = results.admit(bits, array)
+    assert again == bits
+    assert not winners.any()
+
+
+@pytest.mark.parametrize("line", [BLOCK_LINES, 2**32 - 1])
+def test_admit_refuses_a_line_outside(line: int) -> None:
+    with pytest.raises(ValueError, match="outside"):
+        results.admit(EMPTY_BLOCK, np.array([line], dtype=np.uint32))
+
+
+def test_a_block_has_512_bytes() -> None:
+    with pytest.raises(ValueError, match="512"):
+        results.admit(b"", np.array([0], dtype=np.uint32))
+    with pytest.raises(ValueError, match="512"):
+        results.remaining(bytes(511), 0, 1)
+
+
+def test_bit_order_is_fixed() -> None:
+    """It is on disk: line 9 is bit 1 of byte 1."""
+    bits, _ = results.admit(EMPTY_BLOCK, np.array([9], dtype=np.uint32))
+    assert bits == b"\x00\x02" + bytes(510)
+
+
+@given(
+    st.lists(
+        st.lists(st.tuples(ordinal, st.integers(0, 3), st.integers(0, 9)), max_size=30), max_size=4
+    )
+)
+def test_admit_results_over_blocks(frames: list[list[tuple[int, int, int]]]) -> None:
+    blocks: dict[int, bytes] = {}
+    outcomes: dict[int, tuple[int, int]] = {}
+    total = Tally()
+    for rows in frames:
+        records = records_of(rows)
+        expected = []
+        for line, flags, tokens in rows:
+            expected.append(line not in outcomes)
+            outcomes.setdefault(line, (flags, tokens))
+        admission = results.admit_results(blocks, records, total=TOTAL)
+        assert admission.winners.tolist() == expected
+        blocks |= admission.blocks
+        total += admission.tally
+    kinds = [flags for flags, _ in outcomes.values()]
+    tokens = [n for _, n in outcomes.values()]
+    assert total.lines == len(outcomes) == sum(map(results.done_count, blocks.values()))
+    assert total.never_ran == sum(bool(k & NEVER_RAN_FLAG) for k in kinds)
+    assert total.failed == sum(k == FAILED_FLAG for k in kinds)
+    assert total.completed == sum(k == 0 for k in kinds)
+    assert total.input_tokens == sum(tokens)
+    assert total.output_tokens == 2 * sum(tokens)
+    assert total.cached_tokens == sum(n // 2 for n in tokens)
+    assert total.reasoning_tokens == sum(n // 3 for n in tokens)
+    left = results.remaining_ranges(blocks, [(0, TOTAL)])
+    assert lines_of(left) == set(range(TOTAL)) - outcomes.keys()
+    assert is_normal(left)
+
+
+def test_admit_results_refuses_a_line_beyond_the_batch() -> None:
+    with pytest.raises(ValueError, match="batch of 5"):
+        results.admit_results({}, records_of([(5, 0, 0)]), total=5)
+
+
+def test_token_sums_do_not_overflow() -> None:
+    big = 2**32 - 1
+    assert results.tally(records_of([(0, 0, big // 2)] * 9)).output_tokens == 9 * (big // 2) * 2
+
+
+@given(st.sets(ordinal, max_size=60))
+def test_pack_unpack(lines: set[int]) -> None:
+    spans = results.pack(sorted(lines))
+    assert is_normal(spans)
+    assert results.unpack(spans).tolist() == sorted(lines)
+    assert results.count_lines(spans) == len(lines)
+
+
+def test_pack_refuses_disorder() -> None:
+    with pytest.raises(ValueError, match="ascend"):
+        results.pack([3, 2])
+    with pytest.raises(ValueError, match="ascend"):
+        results.pack([2, 2])
+
+
+@given(ranges, ranges)
+def test_range_algebra_equals_sets(
+    left: list[tuple[int, int]], right: list[tuple[int, int]]
+) -> None:
+    for got, expected in (
+        (results.normalise(left), lines_of(left)),
+        (results.intersect(left, right), lines_of(left) & lines_of(right)),
+        (results.subtract(left, right), lines_of(left) - lines_of(right)),
+    ):
+        assert lines_of(got) == expected
+        assert results.count_lines(got) == len(expected)
+        assert is_normal(got)
+
+
+@given(st.sets(ordinal, max_size=60), st.integers(0, TOTAL))
+def test_done_prefix(lines: set[int], total: int) -> None:
+    records = records_of([(line, 0, 0) for line in sorted(lines)])
+    blocks = results.admit_results({}, records, total=TOTAL).blocks
+    prefix = next((i for i in range(total) if i not in lines), total)
+    assert results.done_prefix(blocks, total) == prefix
+
+
+def test_block_size() -> None:
+    assert [results.block_size(n, 5000) for n in range(3)] == [4096, 904, 0]
+    assert results.blocks_of(np.array([5000, 1, 2], dtype=np.uint32)) == [0, 1]
