@@ -1,0 +1,110 @@
+# Everything a newcomer needs is `make run` and `make test`; `make` alone lists the rest.
+# Each target does its own set-up first. A set-up step leaves a stamp in .venv, so it is done once,
+# and again when its list changes.
+
+SHELL := /bin/sh
+MAKEFLAGS += --no-print-directory
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+# Any Python that the pinned packages have wheels for; override with make PYTHON=…
+PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
+	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 15))' 2>/dev/null \
+	&& { command -v $$p; exit; }; done; echo python3)
+
+BIN := .venv/bin
+TOOLS := .venv/.stamp-tools
+ENGINE_STAMP := .venv/.stamp-engine
+PROJECT := .venv/.stamp-project
+PROTOS := $(wildcard protos/nightshift/v1/*.proto)
+STUBS := $(PROTOS:.proto=_pb2.py) $(PROTOS:.proto=_pb2.pyi) \
+	$(PROTOS:.proto=_pb2_grpc.py) $(PROTOS:.proto=_pb2_grpc.pyi)
+
+# --- set-up --------------------------------------------------------------------------------------
+
+.PHONY: help
+help: ## This list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: setup
+setup: $(ENGINE_STAMP) $(PROJECT) proto ## Install all in .venv: nightshift, its tools and vLLM (5 min once)
+
+# Without an engine: enough for test-fast, lint, and `up` with the simulated engine.
+.PHONY: setup-fast
+setup-fast: $(PROJECT) proto
+
+$(TOOLS): requirements/dev.txt
+	@$(PYTHON) tools/setup.py tools
+	@touch $@
+
+$(ENGINE_STAMP): requirements/cpu.txt requirements/cuda.txt requirements/models.txt \
+		requirements/torch-cpu.txt | $(TOOLS)
+	@$(BIN)/python tools/setup.py engine
+	@touch $@
+
+# The command's entry point stands in pyproject.toml.
+$(PROJECT): pyproject.toml $(TOOLS)
+	@$(BIN)/python tools/setup.py project
+	@touch $@
+
+.PHONY: proto
+proto: $(STUBS) ## Generate Python code from protos/, where a .proto is newer
+
+# protoc makes all of them in one go.
+$(STUBS) &: $(PROTOS) tools/proto.py | $(TOOLS)
+	@$(BIN)/python tools/proto.py
+
+# --- use -----------------------------------------------------------------------------------------
+
+.PHONY: model
+model: setup ## Prepare the small model, once; the last line is its folder
+	@$(BIN)/python -m services.executor.small_model
+
+.PHONY: run
+run: setup ## Show it all: a batch through every service and a real model (MODEL=path or name)
+	@$(BIN)/python -m services.cli.demo $(if $(MODEL),--model '$(MODEL)')
+
+# ENGINE=simulated needs no model and no vLLM.
+.PHONY: up
+ifeq ($(ENGINE),simulated)
+up: setup-fast ## Start all services and leave them running (MODEL=name=path, ENGINE=simulated)
+	@exec $(BIN)/nightshift up --engine simulated $(ARGS)
+else
+up: setup
+	@model='$(MODEL)'; \
+	if [ -z "$$model" ]; then \
+		folder=$$($(BIN)/python -m services.executor.small_model | tail -n 1) || exit 1; \
+		model="smollm2-135m=$$folder"; \
+	fi; \
+	exec $(BIN)/nightshift up --model "$$model" $(ARGS)
+endif
+
+# --- checks --------------------------------------------------------------------------------------
+
+.PHONY: test
+test: setup ## All tests, vLLM included
+	@$(BIN)/python -m services.executor.small_model >/dev/null
+	@$(BIN)/python -m pytest $(ARGS)
+
+.PHONY: test-fast
+test-fast: setup-fast ## All tests that need no vLLM
+	@$(BIN)/python -m pytest --ignore=tests/e2e -m 'not e2e' $(ARGS)
+
+.PHONY: lint
+lint: setup-fast ## Style, types, import rules, wire
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/buf lint
+
+.PHONY: bench
+bench: setup ## Measure; prints one table
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+.PHONY: clean
+clean: ## Remove generated code and caches (not .venv, models or data)
+	@rm -f $(STUBS)
+	@rm -rf .build .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	@find services protos tests benchmarks tools -name __pycache__ -type d -prune \
+		-exec rm -rf {} + 2>/dev/null || true
