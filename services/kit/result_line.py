@@ -1,0 +1,101 @@
+"""Lines of output and error files, in final form, spliced around ready bytes.
+
+The executor writes them for lines that ran, the store for lines that never did. Every function
+returns exactly one line: it ends with its only line feed, and holds nothing else that
+`str.splitlines` would split at. What must change for that is changed without changing a value.
+"""
+
+from typing import Final
+
+import orjson
+import xxhash
+
+BATCH_EXPIRED: Final = "batch_expired"
+BATCH_CANCELLED: Final = "batch_cancelled"
+REQUEST_TIMEOUT: Final = "request_timeout"
+ENGINE_FAILURE: Final = "engine_failure"
+
+MESSAGES: Final = {
+    BATCH_EXPIRED: ("This request could not be executed before the completion window expired."),
+    BATCH_CANCELLED: "This request was not executed because the batch was cancelled.",
+    REQUEST_TIMEOUT: (
+        "This request ran longer than the time allowed for one request and was aborted. "
+        "Ask for fewer tokens, or raise line_timeout_seconds."
+    ),
+    ENGINE_FAILURE: (
+        "The engine died each time it ran this request alone, so the request was given up. "
+        "Check its parameters and size."
+    ),
+}
+"""The sentence for each code of a line without a response."""
+
+_ANSWERED: Final = (
+    b'{"id":"batch_req_%b","custom_id":%b,'
+    b'"response":{"status_code":%d,"request_id":"%b","body":%b},"error":null}\n'
+)
+_UNANSWERED: Final = (
+    b'{"id":"batch_req_%b","custom_id":%b,"response":null,"error":{"code":"%b","message":%b}}\n'
+)
+
+
+def request_id_hex(batch_id: str, line: int) -> str:
+    """32 lowercase hex digits, always the same for a batch and an ordinal, so that a line that is
+    written again is the same line."""
+    return xxhash.xxh3_128_hexdigest(f"{batch_id}:{line}".encode())
+
+
+def one_line(json: bytes) -> bytes:
+    """The same JSON value (which must be valid JSON, of any layout) without line breaks.
+
+    Covers what splits at LF and what `str.splitlines` splits at besides: CR, U+0085, U+2028 and
+    U+2029. Returns its argument where nothing is to be done.
+    """
+    # In valid JSON, CR and LF stand only between tokens, where a space means the same; the other
+    # three only inside strings, where their escape means the same.
+    if b"\n" in json or b"\r" in json:
+        json = json.replace(b"\n", b" ").replace(b"\r", b" ")
+    if not json.isascii():
+        # Looked for by one byte first: that is ten times faster, and most text lacks it.
+        if b"\xe2" in json and b"\xe2\x80" in json:
+            json = json.replace(b"\xe2\x80\xa8", b"\\u2028").replace(b"\xe2\x80\xa9", b"\\u2029")
+        if b"\xc2" in json:
+            json = json.replace(b"\xc2\x85", b"\\u0085")
+    return json
+
+
+def custom_id_json(custom_id: str) -> bytes:
+    """`custom_id` as a JSON string on one line, equal in value. Raises TypeError for a lone
+    surrogate, which no indexed line holds."""
+    return one_line(orjson.dumps(custom_id))
+
+
+def success_or_error_line(
+    batch_id: str,
+    line: int,
+    custom_id_json: bytes,
+    status: int,
+    body: bytes,
+    request_id: str,
+) -> bytes:
+    """The line of a request that ran: the answer's status and body, whatever they say.
+
+    `line` is the ordinal in the batch; `custom_id_json` a JSON string, quotes included, as it
+    stands in the input; `body` one valid JSON value, put in as it is; `request_id` plain ASCII.
+    """
+    return _ANSWERED % (
+        xxhash.xxh3_128_hexdigest(f"{batch_id}:{line}".encode()).encode(),
+        one_line(custom_id_json),
+        status,
+        request_id.encode(),
+        one_line(body),
+    )
+
+
+def no_response_line(batch_id: str, line: int, custom_id_json: bytes, code: str) -> bytes:
+    """The line of a request without an answer. `code` is one of `MESSAGES`; KeyError otherwise."""
+    return _UNANSWERED % (
+        request_id_hex(batch_id, line).encode(),
+        one_line(custom_id_json),
+        code.encode(),
+        orjson.dumps(MESSAGES[code]),
+    )
