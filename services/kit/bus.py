@@ -1,0 +1,300 @@
+"""The message bus: JetStream carries work and events, a KV bucket says who is alive.
+
+All truth is in the store. Losing a message, a stream or a bucket only delays.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+import nats
+import nats.errors
+import nats.js.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js import JetStreamContext, api
+from nats.js.kv import KeyValue
+
+from protos.nightshift.v1 import dispatch_pb2
+from services.kit.ids import PoolId
+from services.kit.log import get_logger
+
+_log = get_logger(__name__)
+
+WORK_STREAM: Final = "WORK"
+EVENT_STREAM: Final = "EVENTS"
+EXECUTORS_BUCKET: Final = "executors"
+ACK_WAIT_SECONDS: Final = 10.0
+"""Time after which an unacknowledged message is delivered again."""
+IN_PROGRESS_SECONDS: Final = 3.0
+"""How often a message that is worked on is kept from being delivered again."""
+FETCH_SECONDS: Final = 5.0
+MESSAGE_VERSION: Final = 1
+"""Version of `Dispatch` that this code writes and understands."""
+
+# Longer than the longest completion window (7 days): reconciling, not the broker, decides.
+_WORK_MAX_AGE_SECONDS: Final = 8 * 86_400
+_DUPLICATE_WINDOW_SECONDS: Final = 120
+_EVENT_MAX_AGE_SECONDS: Final = 3_600
+_EVENT_MAX_BYTES: Final = 64 * 1024 * 1024
+
+NoWork = nats.errors.TimeoutError
+"""Raised by a fetch that found nothing: not a fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One delivery of a dispatch; exactly one of its three answers is given."""
+
+    message: Msg
+    dispatch: dispatch_pb2.Dispatch
+    num_delivered: int
+
+    async def ack(self) -> None:
+        """Say that the message is dealt with; waits for the broker's word."""
+        await self.message.ack_sync(timeout=5)
+
+    async def give_back(self, delay_seconds: float) -> None:
+        """Have it delivered again after `delay_seconds`."""
+        await self.message.nak(delay=max(delay_seconds, 0.05))
+
+    async def keep(self) -> None:
+        """Put its redelivery off by another `ACK_WAIT_SECONDS`."""
+        await self.message.in_progress()
+
+
+class Puller:
+    """Pulls a pool's dispatches as this executor has room for them."""
+
+    def __init__(self, subscription: JetStreamContext.PullSubscription) -> None:
+        """Wrap a bound pull consumer; made by `Bus.pull_from`."""
+        self._subscription = subscription
+
+    async def fetch(self, most: int) -> list[Delivery]:
+        """Return 1 to `most` deliveries, or none after `FETCH_SECONDS`.
+
+        Raises:
+            nats.errors.Error: stream or consumer is gone; back off and have them ensured.
+        """
+        try:
+            messages = await self._subscription.fetch(most, timeout=FETCH_SECONDS)
+        except NoWork:
+            return []
+        deliveries = []
+        for message in messages:
+            dispatch = dispatch_pb2.Dispatch.FromString(message.data)
+            if dispatch.version > MESSAGE_VERSION:
+                # Left alone for a newer executor: it comes back by itself.
+                _log.warning("dispatch_of_newer_version", version=dispatch.version)
+                continue
+            deliveries.append(Delivery(message, dispatch, message.metadata.num_delivered))
+        return deliveries
+
+
+class Bus:
+    """A connection to NATS that never gives up."""
+
+    def __init__(self, client: Client) -> None:
+        """Wrap a connected client; made by `connect`."""
+        self._client = client
+        self._jetstream = client.jetstream(timeout=5)
+
+    @property
+    def connected(self) -> bool:
+        """Whether the broker is reachable right now."""
+        return self._client.is_connected
+
+    async def close(self) -> None:
+        """Flush and disconnect."""
+        try:
+            async with asyncio.timeout(2):
+                await self._client.drain()
+        except (TimeoutError, nats.errors.Error):
+            await self._client.close()
+
+    async def ensure_streams(self) -> None:
+        """Make the streams and the bucket where they are missing; repeatable."""
+        work = api.StreamConfig(
+            name=WORK_STREAM,
+            subjects=["nightshift.work.>"],
+            retention=api.RetentionPolicy.WORK_QUEUE,
+            storage=api.StorageType.FILE,
+            max_age=_WORK_MAX_AGE_SECONDS,
+            duplicate_window=_DUPLICATE_WINDOW_SECONDS,
+        )
+        events = api.StreamConfig(
+            name=EVENT_STREAM,
+            subjects=["nightshift.event.>"],
+            retention=api.RetentionPolicy.LIMITS,
+            storage=api.StorageType.FILE,
+            max_age=_EVENT_MAX_AGE_SECONDS,
+            max_bytes=_EVENT_MAX_BYTES,
+            duplicate_window=_DUPLICATE_WINDOW_SECONDS,
+        )
+        for config in (work, events):
+            try:
+                await self._jetstream.stream_info(config.name or "")
+            except nats.js.errors.NotFoundError:
+                await self._jetstream.add_stream(config)
+        await self._executors()
+
+    async def _executors(self) -> KeyValue:
+        try:
+            return await self._jetstream.key_value(EXECUTORS_BUCKET)
+        except nats.js.errors.NotFoundError:
+            return await self._jetstream.create_key_value(
+                api.KeyValueConfig(bucket=EXECUTORS_BUCKET, history=1, ttl=60)
+            )
+
+    async def ensure_consumer(self, pool_id: PoolId) -> None:
+        """Make a pool's durable pull consumer where it is missing; repeatable."""
+        try:
+            await self._jetstream.consumer_info(WORK_STREAM, durable_of(pool_id))
+        except nats.js.errors.NotFoundError:
+            await self._jetstream.add_consumer(
+                WORK_STREAM,
+                api.ConsumerConfig(
+                    durable_name=durable_of(pool_id),
+                    filter_subject=work_subject(pool_id),
+                    ack_policy=api.AckPolicy.EXPLICIT,
+                    ack_wait=ACK_WAIT_SECONDS,
+                    max_deliver=-1,
+                    max_ack_pending=10_000,
+                ),
+            )
+
+    async def pending(self, pool_id: PoolId) -> int:
+        """Return how many dispatches of a pool are published and not yet delivered."""
+        info = await self._jetstream.consumer_info(WORK_STREAM, durable_of(pool_id))
+        return info.num_pending or 0
+
+    async def pull_from(self, pool_id: PoolId) -> Puller:
+        """Bind to a pool's consumer.
+
+        Raises:
+            nats.js.errors.NotFoundError: the scheduler has not made it yet.
+        """
+        await self._jetstream.consumer_info(WORK_STREAM, durable_of(pool_id))
+        subscription = await self._jetstream.pull_subscribe_bind(
+            durable=durable_of(pool_id), stream=WORK_STREAM
+        )
+        return Puller(subscription)
+
+    async def publish_dispatch(self, dispatch: dispatch_pb2.Dispatch) -> None:
+        """Publish a dispatch once: a repeat while unanswered is swallowed by its message id.
+
+        Raises:
+            nats.errors.Error, TimeoutError: no answer; publish the same one again.
+        """
+        headers = {"Nats-Msg-Id": f"{dispatch.chunk_id}:{dispatch.dispatch}"}
+        if dispatch.traceparent:
+            headers["traceparent"] = dispatch.traceparent
+        await self._jetstream.publish(
+            work_subject(PoolId(dispatch.pool_id)), dispatch.SerializeToString(), headers=headers
+        )
+
+    async def publish_event(self, subject: str, payload: bytes, message_id: str) -> None:
+        """Publish an outbox row; its id makes a repeat harmless."""
+        await self._jetstream.publish(subject, payload, headers={"Nats-Msg-Id": message_id})
+
+    async def on_event(self, handle: Callable[[dispatch_pb2.Event], Awaitable[None]]) -> None:
+        """Call `handle` for every event from now on."""
+
+        async def receive(message: Msg) -> None:
+            await handle(dispatch_pb2.Event.FromString(message.data))
+
+        await self._client.subscribe("nightshift.event.>", cb=receive)
+
+    async def say_room(self, beat: dispatch_pb2.ExecutorBeat) -> None:
+        """Tell the scheduler at once what this executor has room for; may be lost."""
+        await self._client.publish(room_subject(PoolId(beat.pool_id)), beat.SerializeToString())
+
+    async def on_room(self, handle: Callable[[dispatch_pb2.ExecutorBeat], Awaitable[None]]) -> None:
+        """Call `handle` for every executor's word from now on."""
+
+        async def receive(message: Msg) -> None:
+            await handle(dispatch_pb2.ExecutorBeat.FromString(message.data))
+
+        await self._client.subscribe("nightshift.room.>", cb=receive)
+
+    async def put_beat(self, beat: dispatch_pb2.ExecutorBeat) -> None:
+        """Record an executor's beat under its name."""
+        bucket = await self._executors()
+        await bucket.put(beat.executor_id, beat.SerializeToString())
+
+    async def beats(self) -> list[dispatch_pb2.ExecutorBeat]:
+        """Return the last beat of every executor that the bucket knows; sweep them by age."""
+        bucket = await self._executors()
+        try:
+            names = await bucket.keys()
+        except nats.js.errors.NoKeysError:
+            return []
+        found = []
+        for name in names:
+            try:
+                entry = await bucket.get(name)
+            except nats.js.errors.KeyNotFoundError:
+                continue
+            found.append(dispatch_pb2.ExecutorBeat.FromString(entry.value or b""))
+        return found
+
+    async def forget(self, executor_id: str) -> None:
+        """Remove an executor that leaves by itself."""
+        bucket = await self._executors()
+        await bucket.delete(executor_id)
+
+
+def work_subject(pool_id: PoolId) -> str:
+    """Return the subject of a pool's batch work for any executor."""
+    return f"nightshift.work.{pool_id}.batch.any"
+
+
+def room_subject(pool_id: PoolId) -> str:
+    """Return the subject on which a pool's executors say what they have room for."""
+    return f"nightshift.room.{pool_id}"
+
+
+def event_subject(event: dispatch_pb2.Event) -> str:
+    """Return an event's subject."""
+    kind = dispatch_pb2.EventKind.Name(event.kind).removeprefix("EVENT_KIND_").lower()
+    return f"nightshift.event.{kind}.{event.batch_id or event.pool_id or 'all'}"
+
+
+def durable_of(pool_id: PoolId) -> str:
+    """Return the name of a pool's consumer."""
+    return f"{pool_id}-batch-any"
+
+
+async def connect(url: str, name: str) -> Bus:
+    """Connect to NATS, waiting for it as long as it takes.
+
+    Args:
+        url: one or more `nats://host:port`, separated by commas.
+        name: shown in the broker's own monitoring.
+    """
+
+    async def on_error(error: Exception) -> None:
+        _log.warning("bus_error", error=str(error) or type(error).__name__)
+
+    async def on_disconnected() -> None:
+        _log.warning("bus_disconnected")
+
+    async def on_reconnected() -> None:
+        _log.info("bus_reconnected")
+
+    client = await nats.connect(
+        servers=url.split(","),
+        name=name,
+        # The default gives up after a minute or two; a broker may be away for longer.
+        max_reconnect_attempts=-1,
+        reconnect_time_wait=0.25,
+        connect_timeout=2,
+        ping_interval=5,
+        max_outstanding_pings=2,
+        allow_reconnect=True,
+        error_cb=on_error,
+        disconnected_cb=on_disconnected,
+        reconnected_cb=on_reconnected,
+    )
+    return Bus(client)

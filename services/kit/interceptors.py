@@ -1,0 +1,189 @@
+"""What every gRPC call passes through, outermost first: telemetry, auth, errors.
+
+Errors are innermost, so that the outer ones see the final status code. Deadlines come from the
+call policy of `services.kit.rpc` and reach handlers as cancellation.
+"""
+
+import hmac
+import inspect
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+import prometheus_client
+from grpc_status import rpc_status
+
+from services.kit import ids, rpc
+from services.kit.errors import InternalError, NightshiftError, to_status
+from services.kit.log import get_logger
+
+_log = get_logger(__name__)
+
+_CALLS = prometheus_client.Counter(
+    "nightshift_rpc_calls_total", "gRPC calls served, by method and status.", ["method", "code"]
+)
+_SECONDS = prometheus_client.Histogram(
+    "nightshift_rpc_seconds", "Time of a gRPC call in its handler, in seconds.", ["method"]
+)
+
+Handler = Any  # grpc.RpcMethodHandler is generic in its stubs only
+Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Handler]]
+Enter = Callable[[str, grpc.aio.ServicerContext], Awaitable[None]]
+Leave = Callable[[str, grpc.aio.ServicerContext, BaseException | None, float], Awaitable[None]]
+
+
+class AroundInterceptor(grpc.aio.ServerInterceptor):
+    """Runs `enter` before and `leave` after a handler of any of the four shapes."""
+
+    async def enter(self, method: str, context: grpc.aio.ServicerContext) -> None:
+        """Raise to refuse the call."""
+
+    async def leave(
+        self,
+        method: str,
+        context: grpc.aio.ServicerContext,
+        error: BaseException | None,
+        seconds: float,
+    ) -> None:
+        """See how the call ended; what this raises replaces `error`."""
+
+    async def intercept_service(
+        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
+    ) -> Handler:
+        """Wrap the handler that the inner interceptors produce."""
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return handler
+        method = handler_call_details.method
+        behaviour = (
+            handler.unary_unary
+            or handler.unary_stream
+            or handler.stream_unary
+            or handler.stream_stream
+        )
+        wrapped = (
+            self._around_stream(method, behaviour)
+            if handler.response_streaming
+            else self._around_unary(method, behaviour)
+        )
+        maker = {
+            (False, False): grpc.unary_unary_rpc_method_handler,
+            (False, True): grpc.unary_stream_rpc_method_handler,
+            (True, False): grpc.stream_unary_rpc_method_handler,
+            (True, True): grpc.stream_stream_rpc_method_handler,
+        }[(handler.request_streaming, handler.response_streaming)]
+        return maker(wrapped, handler.request_deserializer, handler.response_serializer)
+
+    def _around_unary(self, method: str, behaviour: Any) -> Any:
+        async def call(request: Any, context: grpc.aio.ServicerContext) -> Any:
+            started = time.perf_counter()
+            failure: BaseException | None = None
+            try:
+                await self.enter(method, context)
+                return await behaviour(request, context)
+            except BaseException as error:
+                failure = error
+                raise
+            finally:
+                await self.leave(method, context, failure, time.perf_counter() - started)
+
+        return call
+
+    def _around_stream(self, method: str, behaviour: Any) -> Any:
+        async def call(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+            started = time.perf_counter()
+            failure: BaseException | None = None
+            try:
+                await self.enter(method, context)
+                answers = behaviour(request, context)
+                if inspect.isawaitable(answers):
+                    await answers
+                    return
+                async for answer in answers:
+                    yield answer
+            except BaseException as error:
+                failure = error
+                raise
+            finally:
+                await self.leave(method, context, failure, time.perf_counter() - started)
+
+        return call
+
+
+class TelemetryInterceptor(AroundInterceptor):
+    """Counts and times calls; outermost."""
+
+    async def leave(
+        self,
+        method: str,
+        context: grpc.aio.ServicerContext,
+        error: BaseException | None,
+        seconds: float,
+    ) -> None:
+        """Record the call under its final status code."""
+        code = context.code() or (0 if error is None else "UNKNOWN")
+        name = getattr(code, "name", "OK" if code == 0 else str(code))
+        _CALLS.labels(method, name).inc()
+        _SECONDS.labels(method).observe(seconds)
+
+
+class SecretInterceptor(AroundInterceptor):
+    """Lets only services in: the fleet's shared secret must come with every call.
+
+    Health and reflection stay open, since probes carry no secret and they tell nothing.
+    """
+
+    _OPEN = ("/grpc.health.v1.Health/", "/grpc.reflection.")
+
+    def __init__(self, secret: str) -> None:
+        """Compare with `secret`."""
+        self._secret = secret.encode()
+
+    async def enter(self, method: str, context: grpc.aio.ServicerContext) -> None:
+        """Refuse a call without the secret."""
+        if method.startswith(self._OPEN):
+            return
+        given = metadata_value(context, rpc.SECRET_KEY).encode()
+        if not hmac.compare_digest(given, self._secret):
+            await context.abort(
+                grpc.StatusCode.UNAUTHENTICATED, "this service takes calls of services only"
+            )
+
+
+class ErrorsInterceptor(AroundInterceptor):
+    """Turns exceptions into statuses with details; innermost."""
+
+    async def leave(
+        self,
+        method: str,
+        context: grpc.aio.ServicerContext,
+        error: BaseException | None,
+        seconds: float,
+    ) -> None:
+        """Abort with the error's own status; unknown ones become INTERNAL with an error id."""
+        if error is None or not isinstance(error, Exception):
+            return
+        if isinstance(error, grpc.aio.AbortError | grpc.aio.BaseError):
+            return
+        if not isinstance(error, NightshiftError):
+            error_id = ids.uuid7_hex()
+            _log.error("rpc_failed", method=method, error_id=error_id, exc_info=error)
+            error = InternalError(f"Something failed on our side; the log names it {error_id}.")
+        await context.abort_with_status(rpc_status.to_status(to_status(error)))
+
+
+def metadata_value(context: grpc.aio.ServicerContext, key: str) -> str:
+    """Return a call's metadata value as text; empty when absent."""
+    for name, value in context.invocation_metadata() or ():
+        if name == key:
+            return value if isinstance(value, str) else value.decode()
+    return ""
+
+
+def project_of(context: grpc.aio.ServicerContext) -> ids.ProjectId:
+    """Return the project that the gateway named for this call."""
+    project = metadata_value(context, rpc.PROJECT_KEY)
+    if not project:
+        raise InternalError("The call names no project.")
+    return ids.ProjectId(project)

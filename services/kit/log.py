@@ -1,0 +1,62 @@
+"""One structured logger: JSON lines on standard error, fixed event names, bound ids."""
+
+import logging
+import sys
+from typing import Final, cast
+
+import structlog
+from structlog.typing import EventDict, WrappedLogger
+
+Logger = structlog.stdlib.BoundLogger
+
+_NEVER_LOGGED: Final = frozenset({"authorization", "api_key", "secret", "body", "content", "data"})
+
+
+def _drop_secrets(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    for name in _NEVER_LOGGED & event.keys():
+        event[name] = "[not logged]"
+    return event
+
+
+def configure(service: str, level: str = "INFO") -> None:
+    """Send this process's logs, those of libraries included, to standard error as JSON lines.
+
+    Args:
+        service: name that every line carries.
+        level: a standard level name; lower ones are dropped.
+    """
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+        _drop_secrets,
+    ]
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                structlog.processors.JSONRenderer(),
+            ],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level)
+    for noisy in ("nats", "uvicorn.access", "httpx", "opentelemetry"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    structlog.contextvars.bind_contextvars(service=service)
+
+
+def get_logger(name: str) -> Logger:
+    """Return the logger of a module; bind ids to it where they are known."""
+    return cast(Logger, structlog.stdlib.get_logger(name))

@@ -1,0 +1,197 @@
+"""gRPC transport: the only place that knows channels, servers and the policy of each call."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from services.kit import telemetry
+from services.kit.frames import FRAME_BYTES
+
+KEEPALIVE_SECONDS: Final = 10
+"""Both sides of a connection: a client that pings faster than the server allows is cut off."""
+
+_OPTIONS: Final[list[tuple[str, Any]]] = [
+    ("grpc.keepalive_time_ms", KEEPALIVE_SECONDS * 1000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.max_receive_message_length", 4 * FRAME_BYTES),
+    ("grpc.max_send_message_length", 4 * FRAME_BYTES),
+]
+_SERVER_OPTIONS: Final[list[tuple[str, Any]]] = [
+    *_OPTIONS,
+    # Without this a second process binds the same port and calls hang.
+    ("grpc.so_reuseport", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_SECONDS * 500),
+    ("grpc.keepalive_permit_without_calls", 1),
+]
+_CHANNEL_OPTIONS: Final[list[tuple[str, Any]]] = [
+    *_OPTIONS,
+    # The default backoff grows to minutes; recovery is budgeted in seconds.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+]
+
+
+SECRET_KEY: Final = "x-nightshift-secret"
+PROJECT_KEY: Final = "x-nightshift-project"
+REQUEST_KEY: Final = "x-request-id"
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceEntry:
+    """A servicer and how it is added to a server."""
+
+    full_name: str
+    servicer: Any
+    add: Callable[[Any, Any], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallPolicy:
+    """How one RPC is called.
+
+    Attributes:
+        timeout_seconds: deadline of a unary call; None for streams, which have an idle limit.
+        repeatable: whether UNAVAILABLE may be retried without doing something twice.
+    """
+
+    timeout_seconds: float | None
+    repeatable: bool
+
+
+_READ: Final = CallPolicy(timeout_seconds=10, repeatable=True)
+_WRITE: Final = CallPolicy(timeout_seconds=10, repeatable=False)
+_STREAM: Final = CallPolicy(timeout_seconds=None, repeatable=False)
+
+POLICIES: Final[dict[tuple[str, str], CallPolicy]] = {
+    ("Files", "UploadFile"): _STREAM,
+    ("Files", "GetFile"): _READ,
+    ("Files", "ListFiles"): _READ,
+    ("Files", "DeleteFile"): _WRITE,
+    ("Files", "ReadFile"): _STREAM,
+    ("Batches", "CreateBatch"): _WRITE,
+    ("Batches", "GetBatch"): _READ,
+    ("Batches", "ListBatches"): _READ,
+    ("Batches", "CancelBatch"): CallPolicy(timeout_seconds=10, repeatable=True),
+    ("Models", "ListModels"): _READ,
+    ("Models", "GetModel"): _READ,
+    ("Admin", "PutModels"): CallPolicy(timeout_seconds=10, repeatable=True),
+    ("Admin", "DeleteModel"): _WRITE,
+    ("Work", "Lead"): CallPolicy(timeout_seconds=2, repeatable=True),
+    ("Work", "Resign"): CallPolicy(timeout_seconds=1, repeatable=True),
+    ("Work", "GetWindow"): _READ,
+    # A lost answer leaves chunks that reclaiming finds again: repeating would cut further ones.
+    ("Work", "CutChunks"): _WRITE,
+    ("Work", "ReclaimChunks"): _WRITE,
+    ("Work", "RegisterExecutor"): CallPolicy(timeout_seconds=10, repeatable=True),
+    ("Work", "OpenAttempt"): CallPolicy(timeout_seconds=5, repeatable=True),
+    ("Work", "ReadLines"): _STREAM,
+    ("Work", "AppendResults"): _STREAM,
+    ("Work", "Beat"): CallPolicy(timeout_seconds=2, repeatable=True),
+    ("Work", "HandBack"): CallPolicy(timeout_seconds=5, repeatable=True),
+    ("Work", "ReportDeath"): CallPolicy(timeout_seconds=10, repeatable=True),
+}
+"""One row for each RPC; a test holds it against the protos."""
+
+
+def _service_config() -> str:
+    methods: list[dict[str, Any]] = []
+    for (service, method), policy in POLICIES.items():
+        config: dict[str, Any] = {
+            "name": [{"service": f"nightshift.v1.{service}", "method": method}],
+        }
+        if policy.timeout_seconds is not None:
+            config["timeout"] = f"{policy.timeout_seconds}s"
+            # A restarting service is waited for, up to the deadline; a call that never left is
+            # safe to send later whatever it does.
+            config["waitForReady"] = True
+        if policy.repeatable:
+            config["retryPolicy"] = {
+                "maxAttempts": 5,
+                "initialBackoff": "0.05s",
+                "maxBackoff": "1s",
+                "backoffMultiplier": 3,
+                "retryableStatusCodes": ["UNAVAILABLE"],
+            }
+        methods.append(config)
+    return json.dumps({"methodConfig": methods})
+
+
+_SERVICE_CONFIG: Final = _service_config()
+
+
+def metadata(
+    secret: str, *, project_id: str | None = None, request_id: str | None = None
+) -> tuple[tuple[str, str], ...]:
+    """Return the metadata of a call from one service to another.
+
+    Args:
+        secret: the fleet's shared secret.
+        project_id: whose objects the call is about; only the gateway sets it.
+        request_id: the public `req_…` id, for logs.
+    """
+    pairs = [(SECRET_KEY, secret)]
+    if project_id is not None:
+        pairs.append((PROJECT_KEY, project_id))
+    if request_id is not None:
+        pairs.append((REQUEST_KEY, request_id))
+    traceparent = telemetry.current_traceparent()
+    if traceparent:
+        pairs.append(("traceparent", traceparent))
+    return tuple(pairs)
+
+
+def open_channel(target: str) -> grpc.aio.Channel:
+    """Open a channel to `host:port`; it belongs to the running loop and is closed by the caller."""
+    return grpc.aio.insecure_channel(
+        target, options=[*_CHANNEL_OPTIONS, ("grpc.service_config", _SERVICE_CONFIG)]
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RunningServer:
+    """A server that listens; keep it referenced, or it stops serving."""
+
+    server: grpc.aio.Server
+    health: health.aio.HealthServicer
+    port: int
+
+    async def drain(self, grace_seconds: float) -> None:
+        """Say that no new work is taken, then give what runs `grace_seconds`."""
+        await self.health.enter_graceful_shutdown()
+        await self.server.stop(grace_seconds)
+
+
+async def start_server(
+    listen: str,
+    services: Sequence[ServiceEntry],
+    interceptors: Sequence[grpc.aio.ServerInterceptor],
+) -> RunningServer:
+    """Start a server with health and reflection beside `services`.
+
+    Args:
+        listen: `host:port`; port 0 picks a free one.
+        services: what it serves.
+        interceptors: outermost first.
+
+    Raises:
+        RuntimeError: the port is taken.
+    """
+    server = grpc.aio.server(options=_SERVER_OPTIONS, interceptors=list(interceptors))
+    names = [reflection.SERVICE_NAME, health.SERVICE_NAME]
+    for entry in services:
+        entry.add(entry.servicer, server)
+        names.append(entry.full_name)
+    health_servicer = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
+    reflection.enable_server_reflection(names, server)
+    port = server.add_insecure_port(listen)
+    await server.start()
+    for name in ("", *names[2:]):
+        await health_servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
+    return RunningServer(server, health_servicer, port)

@@ -1,0 +1,55 @@
+"""Tracing by OpenTelemetry: on when the standard environment variables name an exporter.
+
+Off, every span is the API's no-op and costs nothing worth measuring. W3C trace context travels in
+gRPC metadata, in NATS headers and in the batch's row, so that a batch is one trace.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from opentelemetry import context, propagate, trace
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+
+_ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+
+tracer: Final = trace.get_tracer("nightshift")
+"""Spans of our own steps; a no-op until `configure` finds an exporter."""
+
+
+def enabled() -> bool:
+    """Tell whether the standard variables ask for traces to be exported."""
+    if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return False
+    if os.environ.get("OTEL_TRACES_EXPORTER", "otlp") == "none":
+        return False
+    return any(os.environ.get(name) for name in _ENDPOINTS)
+
+
+def configure(service: str, exporter: SpanExporter | None = None) -> Callable[[], None]:
+    """Export spans if the environment says where to, or to `exporter`; return what flushes them."""
+    if exporter is None:
+        if not enabled():
+            return lambda: None
+        # Imported late: it is a large module that most processes never need.
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+
+        exporter = OTLPSpanExporter()
+    provider = TracerProvider(resource=Resource.create({"service.name": f"nightshift-{service}"}))
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    trace.set_tracer_provider(provider)
+    return provider.shutdown
+
+
+def current_traceparent() -> str:
+    """Return the W3C `traceparent` of the current span; empty when there is none."""
+    carrier: dict[str, str] = {}
+    propagate.inject(carrier)
+    return carrier.get("traceparent", "")
+
+
+def context_of(carrier: Mapping[str, str]) -> context.Context:
+    """Return the context that a carrier's `traceparent` names."""
+    return propagate.extract(carrier)
