@@ -1,0 +1,97 @@
+"""A real nats-server with JetStream, on a free port and with a store directory of its own."""
+
+import json
+import subprocess
+import sysconfig
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+START_SECONDS: Final = 10.0
+STOP_SECONDS: Final = 5.0
+
+
+class NatsServer:
+    """One nats-server process; started again it keeps its port and its store."""
+
+    def __init__(self, folder: Path) -> None:
+        """Keep store, log and port file below `folder`; runs nothing until `start`."""
+        self._folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+        self._port = -1
+
+    @property
+    def url(self) -> str:
+        """Return where it listens; the same after a restart."""
+        return f"nats://127.0.0.1:{self._port}"
+
+    @property
+    def pid(self) -> int:
+        """Return the process's id."""
+        assert self._process is not None, "not started"
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start it and wait until it takes clients.
+
+        Raises:
+            RuntimeError: it ended, or takes no clients after `START_SECONDS`; carries its log.
+        """
+        assert self._process is None, "already running"
+        self._folder.mkdir(parents=True, exist_ok=True)
+        log = self._folder / "nats.log"
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [
+                    str(Path(sysconfig.get_path("scripts")) / "nats-server"),
+                    *("--addr", "127.0.0.1", "--port", str(self._port)),
+                    *("--jetstream", "--store_dir", str(self._folder / "store")),
+                    *("--ports_file_dir", str(self._folder)),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        # Written when it takes clients, and the only way to learn a port that it chose itself.
+        ports = self._folder / f"nats-server_{self._process.pid}.ports"
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            try:
+                self._port = int(json.loads(ports.read_text())["nats"][0].rpartition(":")[2])
+            except (OSError, ValueError):
+                if self._process.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(f"nats-server did not start: {log.read_text()}") from None
+                time.sleep(0.005)
+            else:
+                return
+
+    def kill(self) -> None:
+        """End it as a power cut would (SIGKILL); does nothing when it is not running."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def stop(self) -> None:
+        """End it in order, or by SIGKILL after `STOP_SECONDS`."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+
+@pytest.fixture
+def nats_server(tmp_path: Path) -> Iterator[NatsServer]:
+    """Run a nats-server for one test."""
+    server = NatsServer(tmp_path / "nats")
+    server.start()
+    yield server
+    server.stop()
