@@ -1,0 +1,115 @@
+"""The body does not steer the engine: what a user may not set is overwritten, dropped or refused.
+
+vLLM's request classes take many fields that are the operator's business: scheduling priority,
+the id by which a request is aborted, cache salts, transfer parameters, whole chat templates
+(code), and addresses it would fetch from inside the operator's network.
+"""
+
+from typing import Any
+
+import orjson
+
+from services.executor.engines.base import EngineRequest, EngineResponse, refusal
+
+DROPPED = frozenset(
+    {
+        "cache_salt",
+        "chat_template",
+        "data_parallel_rank",
+        "ec_transfer_params",
+        "kv_hints",
+        "kv_transfer_params",
+        "logits_processors",
+        "media_io_kwargs",
+        "mm_processor_kwargs",
+        "priority",
+        "prompt_embeds",
+        "session_id",
+        "stream",
+        "stream_interval",
+        "stream_options",
+        "vllm_xargs",
+        "x_simulate",
+    }
+)
+"""Fields taken out without a word, as unknown ones are."""
+
+_TEMPLATE_ARGUMENTS = frozenset(
+    {"chat_template", "conversation", "documents", "messages", "tokenize", "tools"}
+)
+"""Arguments of the template renderer itself, which no `chat_template_kwargs` may replace."""
+
+_PLAIN = (str, int, float, bool, type(None))
+_MEDIA_KEYS = ("image_url", "audio_url", "video_url", "file_url")
+
+
+class BodyRefused(Exception):
+    """The body asks for what is not to be done; carries the 400 to answer."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.response: EngineResponse = refusal(message, param=param)
+
+
+def guarded_body(request: EngineRequest) -> dict[str, Any]:
+    """The request's body as an engine may see it, with our model name and request id.
+
+    Raises `BodyRefused` where it is no strict JSON object or names media by other than
+    `data:` addresses.
+    """
+    try:
+        body = orjson.loads(request.body)
+    except orjson.JSONDecodeError:
+        # The store has seen that it is JSON; what is left is mostly a cut emoji, which other
+        # parsers let through to a tokenizer that then fails on it.
+        raise BodyRefused(
+            "The body is not valid JSON text: check for lone surrogates such as \\ud83d."
+        ) from None
+    if not isinstance(body, dict):
+        raise BodyRefused("The body must be a JSON object.")
+    guarded = {key: value for key, value in body.items() if key not in DROPPED}
+    guarded["request_id"] = request.request_id
+    if request.model:
+        guarded["model"] = request.model
+    if "chat_template_kwargs" in guarded:
+        guarded["chat_template_kwargs"] = _template_arguments(guarded["chat_template_kwargs"])
+    for name in ("messages", "input"):
+        _refuse_foreign_media(guarded.get(name), name)
+    return guarded
+
+
+def _template_arguments(value: object) -> dict[str, Any] | None:
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise BodyRefused(
+            "Invalid 'chat_template_kwargs': expected an object.", "chat_template_kwargs"
+        )
+    return {
+        key: plain
+        for key, plain in value.items()
+        if key not in _TEMPLATE_ARGUMENTS and isinstance(plain, _PLAIN)
+    }
+
+
+def _refuse_foreign_media(value: object, param: str) -> None:
+    """Walk lists and objects; engines find media by key, so the part's `type` is no help."""
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, list):
+            pending.extend(entry for entry in item if isinstance(entry, (dict, list)))
+        elif isinstance(item, dict):
+            for key in _MEDIA_KEYS:
+                media = item.get(key)
+                address = media.get("url") if isinstance(media, dict) else media
+                if address is not None and not _is_data(address):
+                    raise BodyRefused(
+                        f"Invalid '{key}': only data: URLs are taken, with the media inside.",
+                        param,
+                    )
+            pending.extend(entry for entry in item.values() if isinstance(entry, (dict, list)))
+
+
+def _is_data(address: object) -> bool:
+    return isinstance(address, str) and address[:5].lower() == "data:"

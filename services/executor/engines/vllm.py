@@ -1,0 +1,279 @@
+"""vLLM in this process: AsyncLLM behind vLLM's own OpenAI request handling, without HTTP."""
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from services.executor.engines import reaper, vllm_api
+from services.executor.engines.base import (
+    Answer,
+    EngineDead,
+    EngineError,
+    EngineRequest,
+    EngineResponse,
+    EngineStartError,
+    RequestAborted,
+    refusal,
+)
+from services.executor.engines.guard import BodyRefused, guarded_body
+
+_ABORT_SECONDS = 5.0
+"""Bound on waiting for aborted requests to leave; milliseconds is what it takes."""
+_PROCESSES_GONE_SECONDS = 10.0
+"""After vLLM's shutdown (which itself kills after 5 s) its processes get this long to end."""
+
+
+class VllmEngine:
+    """One vLLM engine; its processes are children of this one.
+
+    `model` is a folder or a Hugging Face name, `served_name` what users call it, `engine_args`
+    go to vLLM unread.
+    """
+
+    name = "vllm"
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        served_name: str,
+        engine_args: Sequence[str] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.seats = 1  # known once started
+        self.endpoints: frozenset[str] = frozenset()
+        self.context_length: int | None = None
+        self.revision = vllm_api.revision_of(model, engine_args)
+        self._model = model
+        self._served_name = served_name
+        self._engine_args = list(engine_args)
+        self._clock = clock
+        self._llm: Any = None
+        self._served: dict[str, vllm_api.Served] = {}
+        self._calls: dict[str, tuple[asyncio.Future[EngineResponse], asyncio.Task[None]]] = {}
+        self._processes: dict[int, psutil.Process] = {}
+        self._reaper: subprocess.Popen[bytes] | None = None
+        self._last_step_at = clock()
+        self._busy_since = clock()
+
+    @property
+    def in_flight(self) -> int:
+        """Requests submitted and not yet answered."""
+        return len(self._calls)
+
+    @property
+    def last_step_at(self) -> float:
+        """Monotonic seconds of the last step an engine core reported."""
+        return self._last_step_at
+
+    def stalled_seconds(self) -> float:
+        """Seconds since the last step, or since there is work if that is later."""
+        if self._llm is None or not self._llm.get_num_unfinished_requests():
+            return 0.0
+        return max(0.0, self._clock() - max(self._last_step_at, self._busy_since))
+
+    def check_health(self) -> None:
+        """Raise `EngineDead` if a process of the engine died or it was not started."""
+        if self._llm is None:
+            raise EngineDead("vLLM is not running")
+        if self._llm.errored:
+            raise EngineDead("vLLM's engine process died")
+
+    async def start(self) -> None:
+        """Start vLLM, after ending what is left of an earlier one. Takes 15 s at the least.
+
+        Raises `EngineStartError`.
+        """
+        await self.close()
+        vllm_api.set_environment(self._model)
+        starting = asyncio.create_task(asyncio.to_thread(self._start_llm))
+        try:
+            # The loop stays free, and the reaper hears of each process while it comes up.
+            while not starting.done():
+                await asyncio.wait([starting], timeout=0.5)
+                self._note_processes()
+            arguments, self._llm = starting.result()
+            self._served = await vllm_api.serve(self._llm, arguments)
+        except BaseException as error:
+            await self._settle(starting)
+            await self.close()
+            if isinstance(error, EngineError) or not isinstance(error, Exception):
+                raise
+            raise EngineStartError(f"vLLM did not start: {error}") from error
+        self._note_processes()
+        self.endpoints = frozenset(self._served)
+        self.seats = vllm_api.seats_of(self._llm)
+        self.context_length = int(self._llm.model_config.max_model_len)
+        self._last_step_at = self._clock()
+
+    def submit(self, request: EngineRequest) -> asyncio.Future[EngineResponse]:
+        """Answer one request; it is in vLLM's queue as soon as the loop has gone round."""
+        if request.request_id in self._calls:
+            raise ValueError(f"request id {request.request_id} is in flight already")
+        if not self._calls:
+            self._busy_since = self._clock()
+        future: asyncio.Future[EngineResponse] = asyncio.get_running_loop().create_future()
+        task = asyncio.create_task(self._run(request, future))
+        self._calls[request.request_id] = (future, task)
+        task.add_done_callback(partial(self._leave, request.request_id, future))
+        # A caller that cancels its awaitable must not leave the request in the engine.
+        future.add_done_callback(lambda _: task.cancel() if future.cancelled() else None)
+        return future
+
+    def submit_many(self, requests: Sequence[EngineRequest]) -> list[Answer]:
+        """Answer many; vLLM runs them in this order."""
+        return [self.submit(request) for request in requests]
+
+    async def abort(self, request_ids: Iterable[str]) -> None:
+        """Abort these; returns when they have left the engine."""
+        calls = [self._calls[name] for name in request_ids if name in self._calls]
+        await self._abort_calls(calls, RequestAborted, "aborted")
+
+    async def close(self) -> None:
+        """Abort what is in flight and end vLLM's processes, in up to 15 s."""
+        llm, self._llm = self._llm, None
+        await self._abort_calls(list(self._calls.values()), RequestAborted, "the engine was closed")
+        if llm is not None:
+            self._note_processes()
+            await asyncio.to_thread(llm.shutdown)
+        if self._processes:
+            await asyncio.to_thread(self._end_processes, _PROCESSES_GONE_SECONDS)
+        if self._reaper is not None:
+            assert self._reaper.stdin is not None
+            self._reaper.stdin.close()
+            await asyncio.to_thread(self._reaper.wait)
+            self._reaper = None
+
+    async def _run(self, request: EngineRequest, future: asyncio.Future[EngineResponse]) -> None:
+        """Settle `future`, unless an abort did so first.
+
+        vLLM's serving classes swallow the CancelledError of an abort and return an ordinary
+        400; that answer finds the future settled and is dropped.
+        """
+        try:
+            response = await self._answer(request)
+        except EngineDead:
+            for other, _ in list(self._calls.values()):
+                _fail(other, EngineDead("vLLM's engine process died"))
+            return
+        if not future.done():
+            future.set_result(response)
+
+    async def _answer(self, request: EngineRequest) -> EngineResponse:
+        self.check_health()
+        served = self._served.get(request.endpoint)
+        if served is None:
+            return refusal(f"This model does not serve {request.endpoint}.", param="model")
+        try:
+            answer = await served.call(served.validate(guarded_body(request)))
+        except BodyRefused as refused:
+            return refused.response
+        except Exception as error:
+            # A dead engine comes in several shapes; what it says is never a line's result.
+            self.check_health()
+            if isinstance(error, vllm_api.find("EngineDeadError")):
+                raise EngineDead(str(error)) from error
+            return vllm_api.failure(error)
+        response = vllm_api.response_of(answer)
+        if response.status >= 500:
+            self.check_health()
+        return response
+
+    def _leave(
+        self, request_id: str, future: asyncio.Future[EngineResponse], task: asyncio.Task[None]
+    ) -> None:
+        del self._calls[request_id]
+        error = None if task.cancelled() else task.exception()
+        # Without an error the future is settled, unless the task was cancelled by no abort of
+        # ours, as a loop that ends does.
+        _fail(future, error or RequestAborted(request_id))
+
+    async def _abort_calls(
+        self,
+        calls: Sequence[tuple[asyncio.Future[EngineResponse], asyncio.Task[None]]],
+        error: type[EngineError],
+        message: str,
+    ) -> None:
+        for future, task in calls:
+            _fail(future, error(message))
+            task.cancel()
+        if calls:
+            await asyncio.wait([task for _, task in calls], timeout=_ABORT_SECONDS)
+
+    def _start_llm(self) -> tuple[Any, Any]:
+        """In a thread: imports and process starts take 15 s and more."""
+        self._reaper = subprocess.Popen(
+            [sys.executable, str(Path(reaper.__file__))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        with _stdout_to_stderr():
+            arguments = vllm_api.parse_arguments(self._model, self._served_name, self._engine_args)
+            return arguments, vllm_api.make_llm(arguments, self._on_step)
+
+    def _on_step(self) -> None:
+        self._last_step_at = self._clock()
+
+    async def _settle(self, starting: asyncio.Task[tuple[Any, Any]]) -> None:
+        """A start that was cancelled still runs in its thread: end what comes of it."""
+        self._note_processes()
+        if not starting.done():
+            await asyncio.to_thread(self._end_processes, 0.0)
+        with contextlib.suppress(Exception):
+            _, self._llm = await starting
+
+    def _note_processes(self) -> None:
+        """Remember the engine's processes, here and in the reaper."""
+        helpers = {self._reaper.pid} if self._reaper is not None else set()
+        for process in psutil.Process().children(recursive=True):
+            if process.pid in self._processes or process.pid in helpers:
+                continue
+            with contextlib.suppress(psutil.Error, OSError):
+                # Python's own resource tracker serves this process to its end.
+                if "resource_tracker" in " ".join(process.cmdline()):
+                    continue
+                self._processes[process.pid] = process
+                if self._reaper is not None and self._reaper.stdin is not None:
+                    self._reaper.stdin.write(b"%d\n" % process.pid)
+                    self._reaper.stdin.flush()
+
+    def _end_processes(self, grace_seconds: float) -> None:
+        processes = list(self._processes.values())
+        self._processes.clear()
+        _, alive = psutil.wait_procs(processes, timeout=grace_seconds)
+        for process in alive:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(alive, timeout=_PROCESSES_GONE_SECONDS)
+
+
+def _fail(future: asyncio.Future[EngineResponse], error: BaseException) -> None:
+    if not future.done():
+        future.set_exception(error)
+        future.exception()  # an awaitable left unawaited is no fault: nothing is to be logged
+
+
+@contextlib.contextmanager
+def _stdout_to_stderr() -> Iterator[None]:
+    """Libraries of the engine's processes print to standard output, which is not theirs.
+
+    The children inherit the descriptor that stands while they start.
+    """
+    sys.stdout.flush()
+    saved = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(saved, 1)
+        os.close(saved)
