@@ -28,10 +28,12 @@ help: ## This list
 
 .PHONY: setup
 setup: $(ENGINE_STAMP) $(PROJECT) proto ## Install all in .venv: nightshift, its tools and vLLM (5 min once)
+	@:
 
 # Without an engine: enough for test-fast, lint, and `up` with the simulated engine.
 .PHONY: setup-fast
 setup-fast: $(PROJECT) proto
+	@:
 
 $(TOOLS): requirements/dev.txt
 	@$(PYTHON) tools/setup.py tools
@@ -49,6 +51,7 @@ $(PROJECT): pyproject.toml $(TOOLS)
 
 .PHONY: proto
 proto: $(STUBS) ## Generate Python code from protos/, where a .proto is newer
+	@:
 
 # protoc makes all of them in one go.
 $(STUBS) &: $(PROTOS) tools/proto.py | $(TOOLS)

@@ -18,12 +18,12 @@ compile() {
 
 # The CPU engine has the narrowest wishes, so it is resolved first; all other lists follow it and
 # any two lists but cpu and cuda can be installed together.
-compile cpu pyproject.toml requirements/torch-needs.in --extra cpu --extra dev \
+compile cpu pyproject.toml requirements/cpu.in --extra cpu --extra dev \
     --excludes requirements/excludes.in "$@"
 compile dev pyproject.toml --extra dev --constraint requirements/cpu.txt "$@"
 compile base pyproject.toml --constraint requirements/cpu.txt "$@"
 compile cuda pyproject.toml --extra cuda --constraint requirements/dev.txt "$@"
 compile models requirements/models.in --no-deps "$@"
 # Only now without the development tools, which had a say above.
-compile cpu pyproject.toml requirements/torch-needs.in --extra cpu \
+compile cpu pyproject.toml requirements/cpu.in --extra cpu \
     --excludes requirements/excludes.in "$@"
