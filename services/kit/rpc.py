@@ -37,6 +37,9 @@ _CHANNEL_OPTIONS: Final[list[tuple[str, Any]]] = [
 ]
 
 
+CallFault: Final = grpc.aio.AioRpcError
+"""What every call may raise; `services.kit.errors.from_rpc_error` says what it means."""
+
 SECRET_KEY: Final = "x-nightshift-secret"
 PROJECT_KEY: Final = "x-nightshift-project"
 REQUEST_KEY: Final = "x-request-id"
@@ -160,6 +163,15 @@ class RunningServer:
     server: grpc.aio.Server
     health: health.aio.HealthServicer
     port: int
+    names: tuple[str, ...] = ("",)
+
+    async def set_ready(self, ready: bool) -> None:
+        """Say whether work can be taken right now; a server is ready from its start."""
+        status = health_pb2.HealthCheckResponse.SERVING
+        if not ready:
+            status = health_pb2.HealthCheckResponse.NOT_SERVING
+        for name in self.names:
+            await self.health.set(name, status)
 
     async def drain(self, grace_seconds: float) -> None:
         """Say that no new work is taken, then give what runs `grace_seconds`."""
@@ -192,6 +204,6 @@ async def start_server(
     reflection.enable_server_reflection(names, server)
     port = server.add_insecure_port(listen)
     await server.start()
-    for name in ("", *names[2:]):
-        await health_servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
-    return RunningServer(server, health_servicer, port)
+    running = RunningServer(server, health_servicer, port, ("", *names[2:]))
+    await running.set_ready(True)
+    return running
