@@ -6,7 +6,7 @@ All truth is in the store. Losing a message, a stream or a bucket only delays.
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import nats
 import nats.errors
@@ -29,7 +29,8 @@ ACK_WAIT_SECONDS: Final = 10.0
 """Time after which an unacknowledged message is delivered again."""
 IN_PROGRESS_SECONDS: Final = 3.0
 """How often a message that is worked on is kept from being delivered again."""
-FETCH_SECONDS: Final = 5.0
+FETCH_SECONDS: Final = 2.0
+"""How long a fetch waits: a request lost with the broker's restart is not missed for longer."""
 MESSAGE_VERSION: Final = 1
 """Version of `Dispatch` that this code writes and understands."""
 
@@ -38,9 +39,19 @@ _WORK_MAX_AGE_SECONDS: Final = 8 * 86_400
 _DUPLICATE_WINDOW_SECONDS: Final = 120
 _EVENT_MAX_AGE_SECONDS: Final = 3_600
 _EVENT_MAX_BYTES: Final = 64 * 1024 * 1024
+# Settings that may be changed on what exists.
+_CHOSEN: Final = frozenset(
+    {"subjects", "max_age", "max_bytes", "duplicate_window", "ack_wait", "max_ack_pending"}
+)
 
 NoWork = nats.errors.TimeoutError
 """Raised by a fetch that found nothing: not a fault."""
+BusFault: Final = (nats.errors.Error, OSError)
+"""What every call here may raise while the broker is away, slow or made anew; try again later."""
+
+# A publish that gets no answer is repeated under the same id, so that a short wait costs nothing
+# and a broker that comes back is used at once.
+_ANSWER_SECONDS: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +86,8 @@ class Puller:
         """Return 1 to `most` deliveries, or none after `FETCH_SECONDS`.
 
         Raises:
-            nats.errors.Error: stream or consumer is gone; back off and have them ensured.
+            nats.errors.Error: stream or consumer is gone (a fetch that waits while they go ends
+                empty, the next one raises); back off and have them ensured.
         """
         try:
             messages = await self._subscription.fetch(most, timeout=FETCH_SECONDS)
@@ -98,7 +110,8 @@ class Bus:
     def __init__(self, client: Client) -> None:
         """Wrap a connected client; made by `connect`."""
         self._client = client
-        self._jetstream = client.jetstream(timeout=5)
+        self._jetstream = client.jetstream(timeout=_ANSWER_SECONDS)
+        self._bucket: KeyValue | None = None
 
     @property
     def connected(self) -> bool:
@@ -134,35 +147,51 @@ class Bus:
         )
         for config in (work, events):
             try:
-                await self._jetstream.stream_info(config.name or "")
+                info = await self._jetstream.stream_info(config.name or "")
             except nats.js.errors.NotFoundError:
                 await self._jetstream.add_stream(config)
+                continue
+            # What exists keeps its old settings until it is told otherwise.
+            if _differs(config, info.config):
+                await self._jetstream.update_stream(config)
         await self._executors()
 
     async def _executors(self) -> KeyValue:
-        try:
-            return await self._jetstream.key_value(EXECUTORS_BUCKET)
-        except nats.js.errors.NotFoundError:
-            return await self._jetstream.create_key_value(
-                api.KeyValueConfig(bucket=EXECUTORS_BUCKET, history=1, ttl=60)
-            )
+        """Return the bucket, made where it is missing; known from then on until a call fails."""
+        if self._bucket is None:
+            try:
+                self._bucket = await self._jetstream.key_value(EXECUTORS_BUCKET)
+            except nats.js.errors.NotFoundError:
+                self._bucket = await self._jetstream.create_key_value(
+                    api.KeyValueConfig(bucket=EXECUTORS_BUCKET, history=1, ttl=60)
+                )
+        return self._bucket
 
-    async def ensure_consumer(self, pool_id: PoolId) -> None:
-        """Make a pool's durable pull consumer where it is missing; repeatable."""
+    async def ensure_consumer(self, pool_id: PoolId) -> int:
+        """Make a pool's durable pull consumer where it is missing; repeatable.
+
+        Returns:
+            Dispatches of the pool that are published and not yet delivered.
+
+        Raises:
+            nats.js.errors.NotFoundError: the stream is missing.
+        """
+        wanted = api.ConsumerConfig(
+            durable_name=durable_of(pool_id),
+            filter_subject=work_subject(pool_id),
+            ack_policy=api.AckPolicy.EXPLICIT,
+            ack_wait=ACK_WAIT_SECONDS,
+            max_deliver=-1,
+            max_ack_pending=10_000,
+        )
         try:
-            await self._jetstream.consumer_info(WORK_STREAM, durable_of(pool_id))
+            info = await self._jetstream.consumer_info(WORK_STREAM, durable_of(pool_id))
         except nats.js.errors.NotFoundError:
-            await self._jetstream.add_consumer(
-                WORK_STREAM,
-                api.ConsumerConfig(
-                    durable_name=durable_of(pool_id),
-                    filter_subject=work_subject(pool_id),
-                    ack_policy=api.AckPolicy.EXPLICIT,
-                    ack_wait=ACK_WAIT_SECONDS,
-                    max_deliver=-1,
-                    max_ack_pending=10_000,
-                ),
-            )
+            info = await self._jetstream.add_consumer(WORK_STREAM, wanted)
+        else:
+            if _differs(wanted, info.config):
+                info = await self._jetstream.add_consumer(WORK_STREAM, wanted)
+        return info.num_pending or 0
 
     async def pending(self, pool_id: PoolId) -> int:
         """Return how many dispatches of a pool are published and not yet delivered."""
@@ -220,29 +249,43 @@ class Bus:
 
     async def put_beat(self, beat: dispatch_pb2.ExecutorBeat) -> None:
         """Record an executor's beat under its name."""
-        bucket = await self._executors()
-        await bucket.put(beat.executor_id, beat.SerializeToString())
+        try:
+            await (await self._executors()).put(beat.executor_id, beat.SerializeToString())
+        except BusFault:
+            self._bucket = None
+            raise
 
     async def beats(self) -> list[dispatch_pb2.ExecutorBeat]:
         """Return the last beat of every executor that the bucket knows; sweep them by age."""
-        bucket = await self._executors()
         try:
-            names = await bucket.keys()
-        except nats.js.errors.NoKeysError:
-            return []
+            # Its type is only partly declared.
+            watcher: Any = await (await self._executors()).watchall(ignore_deletes=True)
+        except BusFault:
+            self._bucket = None
+            raise
         found = []
-        for name in names:
-            try:
-                entry = await bucket.get(name)
-            except nats.js.errors.KeyNotFoundError:
-                continue
-            found.append(dispatch_pb2.ExecutorBeat.FromString(entry.value or b""))
+        try:
+            # The first None marks the end of what stands there now.
+            while (entry := await watcher.updates(timeout=_ANSWER_SECONDS)) is not None:
+                found.append(dispatch_pb2.ExecutorBeat.FromString(entry.value or b""))
+        finally:
+            await watcher.stop()
         return found
 
     async def forget(self, executor_id: str) -> None:
         """Remove an executor that leaves by itself."""
-        bucket = await self._executors()
-        await bucket.delete(executor_id)
+        await (await self._executors()).delete(executor_id)
+
+
+def _differs(
+    wanted: api.StreamConfig | api.ConsumerConfig, found: api.StreamConfig | api.ConsumerConfig
+) -> bool:
+    """Tell whether a setting that this code chooses stands otherwise at the broker."""
+    return any(
+        value is not None and value != getattr(found, name)
+        for name, value in vars(wanted).items()
+        if name in _CHOSEN
+    )
 
 
 def work_subject(pool_id: PoolId) -> str:
@@ -273,14 +316,23 @@ async def connect(url: str, name: str) -> Bus:
         url: one or more `nats://host:port`, separated by commas.
         name: shown in the broker's own monitoring.
     """
+    last_error = ""
 
     async def on_error(error: Exception) -> None:
-        _log.warning("bus_error", error=str(error) or type(error).__name__)
+        # Each of the attempts to reconnect fails alike: one line an outage says it all.
+        nonlocal last_error
+        text = str(error) or type(error).__name__
+        if text != last_error:
+            _log.warning("bus_error", error=text)
+        last_error = text
 
     async def on_disconnected() -> None:
-        _log.warning("bus_disconnected")
+        if not client.is_draining and not client.is_closed:
+            _log.warning("bus_disconnected")
 
     async def on_reconnected() -> None:
+        nonlocal last_error
+        last_error = ""
         _log.info("bus_reconnected")
 
     client = await nats.connect(

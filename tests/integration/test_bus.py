@@ -1,16 +1,207 @@
 """The bus against a real nats-server."""
 
+import asyncio
+from collections.abc import AsyncIterator
+
+import nats
 import pytest
 
+from protos.nightshift.v1 import dispatch_pb2
 from services.kit import bus
+from services.kit.bus import Bus, BusFault
+from services.kit.ids import pool_id_of
+from tests.kit.eventually import eventually
 from tests.kit.nats_server import NatsServer
 
 pytestmark = pytest.mark.integration
 
+POOL = pool_id_of("llama")
 
-async def test_streams_are_made_once_and_again_without_harm(nats_server: NatsServer) -> None:
+
+@pytest.fixture
+async def connection(nats_server: NatsServer) -> AsyncIterator[Bus]:
     connection = await bus.connect(nats_server.url, "test")
     await connection.ensure_streams()
+    yield connection
+    await connection.close()
+
+
+def dispatch(chunk: int, number: int = 1) -> dispatch_pb2.Dispatch:
+    return dispatch_pb2.Dispatch(
+        version=1, chunk_id=f"chunk_{chunk:032x}", dispatch=number, pool_id=POOL, line_count=1
+    )
+
+
+def beat(name: str, at_ms: int = 1) -> dispatch_pb2.ExecutorBeat:
+    return dispatch_pb2.ExecutorBeat(executor_id=name, pool_id=POOL, at_ms=at_ms)
+
+
+async def test_streams_and_consumers_are_made_once_and_again_without_harm(connection: Bus) -> None:
+    await connection.ensure_consumer(POOL)
+    await connection.publish_dispatch(dispatch(1))
     await connection.ensure_streams()
+    assert await connection.ensure_consumer(POOL) == 1
+
+
+async def test_a_dispatch_reaches_a_puller_once(connection: Bus) -> None:
+    await connection.ensure_consumer(POOL)
+    await connection.publish_dispatch(dispatch(1))
+    await connection.publish_dispatch(dispatch(1))
+    assert await connection.pending(POOL) == 1
+    [delivery] = await (await connection.pull_from(POOL)).fetch(8)
+    assert delivery.dispatch == dispatch(1)
+    assert delivery.num_delivered == 1
+    await delivery.ack()
+    assert await connection.pending(POOL) == 0
+
+
+async def test_publishing_many_at_once_keeps_their_order(connection: Bus) -> None:
+    await connection.ensure_consumer(POOL)
+    sent = [dispatch(chunk) for chunk in range(64)]
+    await asyncio.gather(*(connection.publish_dispatch(each) for each in sent))
+    puller = await connection.pull_from(POOL)
+    received: list[dispatch_pb2.Dispatch] = []
+    while len(received) < len(sent):
+        received += [delivery.dispatch for delivery in await puller.fetch(64)]
+    assert received == sent
+
+
+async def test_what_is_given_back_comes_again(connection: Bus) -> None:
+    await connection.ensure_consumer(POOL)
+    await connection.publish_dispatch(dispatch(1))
+    puller = await connection.pull_from(POOL)
+    [first] = await puller.fetch(1)
+    await first.give_back(0.05)
+    [second] = await puller.fetch(1)
+    assert second.num_delivered == 2
+
+
+async def test_a_newer_version_is_left_for_a_newer_executor(connection: Bus) -> None:
+    await connection.ensure_consumer(POOL)
+    newer = dispatch(1)
+    newer.version = bus.MESSAGE_VERSION + 1
+    await connection.publish_dispatch(newer)
+    await connection.publish_dispatch(dispatch(2))
+    found = await (await connection.pull_from(POOL)).fetch(8)
+    assert [delivery.dispatch.chunk_id for delivery in found] == [dispatch(2).chunk_id]
+
+
+async def test_pulling_from_a_pool_without_a_consumer_is_a_fault(connection: Bus) -> None:
+    with pytest.raises(BusFault):
+        await connection.pull_from(POOL)
+
+
+async def test_a_consumer_that_is_removed_meanwhile_is_a_fault(
+    connection: Bus, nats_server: NatsServer
+) -> None:
+    await connection.ensure_consumer(POOL)
+    puller = await connection.pull_from(POOL)
+    other = await nats.connect(nats_server.url)
+    fetching = asyncio.create_task(puller.fetch(1))
+    await eventually(lambda: _waits(other))
+    await other.jetstream().delete_consumer(bus.WORK_STREAM, bus.durable_of(POOL))
+    await other.close()
+    assert await fetching == []
+    with pytest.raises(BusFault):
+        await puller.fetch(1)
+
+
+async def _waits(client: nats.aio.client.Client) -> bool:
+    info = await client.jetstream().consumer_info(bus.WORK_STREAM, bus.durable_of(POOL))
+    return bool(info.num_waiting)
+
+
+async def test_old_settings_of_what_exists_are_brought_up_to_date(
+    connection: Bus, nats_server: NatsServer
+) -> None:
+    other = await nats.connect(nats_server.url)
+    manager = other.jetstream()
+    await manager.add_consumer(
+        bus.WORK_STREAM,
+        durable_name=bus.durable_of(POOL),
+        filter_subject=bus.work_subject(POOL),
+        ack_policy=nats.js.api.AckPolicy.EXPLICIT,
+        ack_wait=7,
+        max_ack_pending=3,
+    )
+    await connection.ensure_consumer(POOL)
+    found = (await manager.consumer_info(bus.WORK_STREAM, bus.durable_of(POOL))).config
+    assert (found.ack_wait, found.max_ack_pending) == (bus.ACK_WAIT_SECONDS, 10_000)
+    await other.close()
+
+
+async def test_beats_are_the_last_of_each_executor(connection: Bus) -> None:
     assert await connection.beats() == []
+    for at_ms in (1, 2):
+        await connection.put_beat(beat("one", at_ms))
+        await connection.put_beat(beat("two", at_ms))
+    found = sorted(await connection.beats(), key=lambda each: each.executor_id)
+    assert found == [beat("one", 2), beat("two", 2)]
+    await connection.forget("one")
+    assert await connection.beats() == [beat("two", 2)]
+    await connection.forget("two")
+    assert await connection.beats() == []
+
+
+async def test_events_and_room_reach_who_listens(connection: Bus, nats_server: NatsServer) -> None:
+    events: list[dispatch_pb2.Event] = []
+    rooms: list[dispatch_pb2.ExecutorBeat] = []
+
+    async def on_event(event: dispatch_pb2.Event) -> None:
+        events.append(event)
+
+    async def on_room(room: dispatch_pb2.ExecutorBeat) -> None:
+        rooms.append(room)
+
+    listener = await bus.connect(nats_server.url, "listener")
+    await listener.on_event(on_event)
+    await listener.on_room(on_room)
+    ready = dispatch_pb2.Event(kind=dispatch_pb2.EVENT_KIND_BATCH_READY, batch_id="batch_1")
+
+    async def heard() -> bool:
+        # Subscribing is not answered, so the first words may come too early.
+        await connection.publish_event(bus.event_subject(ready), ready.SerializeToString(), "")
+        await connection.say_room(beat("one"))
+        return bool(events and rooms)
+
+    await eventually(heard)
+    assert events[0] == ready
+    assert rooms[0] == beat("one")
+    await listener.close()
+
+
+async def test_a_broker_made_anew_is_set_up_again(tmp_path_factory: pytest.TempPathFactory) -> None:
+    server = NatsServer(tmp_path_factory.mktemp("first"))
+    server.start()
+    connection = await bus.connect(server.url, "test")
+    await connection.ensure_streams()
+    await connection.put_beat(beat("one"))
+    server.kill()
+    server.wipe()
+    server.start()
+
+    async def set_up() -> bool:
+        try:
+            await connection.ensure_streams()
+            await connection.ensure_consumer(POOL)
+            await connection.put_beat(beat("one"))
+            await connection.publish_dispatch(dispatch(1))
+        except BusFault:
+            return False
+        return True
+
+    await eventually(set_up)
+    assert await connection.pending(POOL) == 1
+    assert await connection.beats() == [beat("one")]
+    await connection.close()
+    server.stop()
+
+
+async def test_connecting_waits_for_the_broker(nats_server: NatsServer) -> None:
+    nats_server.stop()
+    connecting = asyncio.create_task(bus.connect(nats_server.url, "early"))
+    await asyncio.sleep(0)
+    nats_server.start()
+    connection = await connecting
+    assert connection.connected
     await connection.close()

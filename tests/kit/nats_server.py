@@ -1,6 +1,7 @@
 """A real nats-server with JetStream, on a free port and with a store directory of its own."""
 
 import json
+import shutil
 import subprocess
 import sysconfig
 import time
@@ -74,6 +75,11 @@ class NatsServer:
             self._process.kill()
             self._process.wait()
             self._process = None
+
+    def wipe(self) -> None:
+        """Remove all that it stored; it must not be running."""
+        assert self._process is None, "still running"
+        shutil.rmtree(self._folder / "store")
 
     def stop(self) -> None:
         """End it in order, or by SIGKILL after `STOP_SECONDS`."""
