@@ -1,0 +1,104 @@
+"""Whole files of the kinds that users of batch services stumble over, from bytes to outcome.
+
+An outcome is `ok N` (requests), `failed` with the physical lines reported, or `refused` with a
+word of the upload's 400.
+"""
+
+import json
+
+import pytest
+
+from services.kit.result_line import custom_id_json
+from services.store.domain import validate
+from services.store.domain.explain import custom_id_of
+from services.store.domain.line_index import BOM, LineIndex, LineIndexer
+from services.store.domain.shape import refusal
+
+pytestmark = pytest.mark.unit
+
+CHAT = "/v1/chat/completions"
+SERVED = {"tiny": frozenset({CHAT, "/v1/embeddings"})}
+
+
+def line(custom_id: str = "a", say: str = "hi", extra: str = "", url: str = CHAT) -> bytes:
+    return (
+        f'{{"custom_id":"{custom_id}","method":"POST","url":"{url}","body":{{"model":"tiny",'
+        f'"messages":[{{"role":"user","content":"{say}"}}]{extra}}}}}'
+    ).encode()
+
+
+A, B, C = line("a"), line("b"), line("c")
+
+
+def index_of(data: bytes) -> LineIndex:
+    indexer = LineIndexer(max_lines=100, max_line_bytes=10_000, key=b"k")
+    indexer.feed(data)
+    return LineIndex.from_bytes(indexer.finish().to_bytes())
+
+
+def outcome(data: bytes) -> str:
+    index = index_of(data)
+    if not index.any_object:
+        return f"refused {refusal(index.shape)}"
+
+    def read_line(ordinal: int) -> bytes:
+        offset, length = index.span(ordinal)
+        return data[offset : offset + length]
+
+    errors = validate.faults(
+        index, read_line, endpoint=CHAT, served_models=SERVED, limits=validate.Limits()
+    )
+    if errors:
+        return "failed " + ",".join(str(error.line) for error in errors)
+    for ordinal in range(index.lines):
+        json.loads(read_line(ordinal))
+    return f"ok {index.lines}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "expected"),
+    [
+        ("byte-order mark", BOM + A + b"\n" + B, "ok 2"),
+        ("mark before a CRLF line", BOM + A + b"\r\n" + B, "ok 2"),
+        ("CRLF, no last line end", A + b"\r\n" + B + b"\r\n" + C, "ok 3"),
+        ("blank lines", b"\n" + A + b"\n\n \t\n" + B + b"\n\n\n", "ok 2"),
+        ("blank lines, one broken", b"\n" + A + b"\n\n{broken\n" + B, "failed 4"),
+        ("broken first line", b"{broken\n" + B, "failed 1"),
+        ("Latin-1", A + b"\n" + line("b", "caf\u00e9").decode().encode("latin-1"), "failed 2"),
+        ("U+2028 in strings", line("a\u2028b", "x\u2029y") + b"\n" + B, "ok 2"),
+        ("duplicate", A + b"\n" + B + b"\n" + A, "failed 3"),
+        ("id no string", A + b"\n" + A.replace(b'"a"', b"1") + b"\n" + B, "failed 2"),
+        ("key with a space", A + b"\n" + B.replace(b'"method"', b'" method"'), "failed 2"),
+        ("stream", A + b"\n" + line("b", extra=',"stream":true'), "failed 2"),
+        ("no stream", A + b"\n" + line("b", extra=',"stream":false'), "ok 2"),
+        ("absolute url", A + b"\n" + line("b", url="https://x.example" + CHAT), "failed 2"),
+        ("url of another endpoint", A + b"\n" + line("b", url="/v1/embeddings"), "failed 2"),
+        ("bodies an engine refuses", line("a", extra=',"max_tokens":-1'), "ok 1"),
+        ("lone surrogate", A + b"\n" + line("b", "\\ud83d") + b"\n" + C, "failed 2"),
+        ("whole surrogates", A + b"\n" + line("b", "\\ud83d\\ude00"), "ok 2"),
+        ("NaN", A + b"\n" + line("b", extra=',"top_p":NaN'), "failed 2"),
+        ("Infinity", A + b"\n" + line("b", extra=',"top_p":-Infinity'), "failed 2"),
+        ("too large a number", A + b"\n" + line("b", extra=',"top_p":1e999'), "failed 2"),
+        ("array", json.dumps([json.loads(A)], indent=2).encode(), "refused"),
+        ("empty", b"", "refused"),
+        ("blank", b" \n\n", "refused"),
+        ("UTF-16", A.decode().encode("utf-16"), "refused"),
+    ],
+)
+def test_outcome(kind: str, data: bytes, expected: str) -> None:
+    assert kind
+    assert outcome(data).startswith(expected)
+
+
+def test_ids_come_back_as_they_were() -> None:
+    data = BOM + line("r1") + b"\r\n" + line("r2\u2028x") + b"\r\n"
+    index = index_of(data)
+    ids = []
+    for ordinal in range(index.lines):
+        offset, length = index.span(ordinal)
+        raw = data[offset : offset + length]
+        assert raw.startswith(b"{")
+        assert raw.endswith(b"}")
+        ids.append(custom_id_of(raw))
+    assert ids == ["r1", "r2\u2028x"]
+    assert custom_id_json(ids[1]) == b'"r2\\u2028x"'
