@@ -8,7 +8,7 @@ import hmac
 import inspect
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import prometheus_client
@@ -27,22 +27,28 @@ _SECONDS = prometheus_client.Histogram(
     "nightshift_rpc_seconds", "Time of a gRPC call in its handler, in seconds.", ["method"]
 )
 
-Handler = Any  # grpc.RpcMethodHandler is generic in its stubs only
+if TYPE_CHECKING:
+    Call = grpc.aio.ServicerContext[Any, Any]
+    Handler = grpc.RpcMethodHandler[Any, Any] | None
+else:  # both are generic in their stubs only
+    Call = grpc.aio.ServicerContext
+    Handler = Any
+
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Handler]]
-Enter = Callable[[str, grpc.aio.ServicerContext], Awaitable[None]]
-Leave = Callable[[str, grpc.aio.ServicerContext, BaseException | None, float], Awaitable[None]]
+Enter = Callable[[str, Call], Awaitable[None]]
+Leave = Callable[[str, Call, BaseException | None, float], Awaitable[None]]
 
 
 class AroundInterceptor(grpc.aio.ServerInterceptor):
     """Runs `enter` before and `leave` after a handler of any of the four shapes."""
 
-    async def enter(self, method: str, context: grpc.aio.ServicerContext) -> None:
+    async def enter(self, method: str, context: Call) -> None:
         """Raise to refuse the call."""
 
     async def leave(
         self,
         method: str,
-        context: grpc.aio.ServicerContext,
+        context: Call,
         error: BaseException | None,
         seconds: float,
     ) -> None:
@@ -76,7 +82,7 @@ class AroundInterceptor(grpc.aio.ServerInterceptor):
         return maker(wrapped, handler.request_deserializer, handler.response_serializer)
 
     def _around_unary(self, method: str, behaviour: Any) -> Any:
-        async def call(request: Any, context: grpc.aio.ServicerContext) -> Any:
+        async def call(request: Any, context: Call) -> Any:
             started = time.perf_counter()
             failure: BaseException | None = None
             try:
@@ -91,7 +97,7 @@ class AroundInterceptor(grpc.aio.ServerInterceptor):
         return call
 
     def _around_stream(self, method: str, behaviour: Any) -> Any:
-        async def call(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+        async def call(request: Any, context: Call) -> AsyncIterator[Any]:
             started = time.perf_counter()
             failure: BaseException | None = None
             try:
@@ -117,13 +123,15 @@ class TelemetryInterceptor(AroundInterceptor):
     async def leave(
         self,
         method: str,
-        context: grpc.aio.ServicerContext,
+        context: Call,
         error: BaseException | None,
         seconds: float,
     ) -> None:
         """Record the call under its final status code."""
-        code = context.code() or (0 if error is None else "UNKNOWN")
-        name = getattr(code, "name", "OK" if code == 0 else str(code))
+        # Unset, grpc gives the number 0 rather than a status.
+        code: object = context.code()
+        unset = "OK" if error is None else "UNKNOWN"
+        name = code.name if isinstance(code, grpc.StatusCode) else unset
         _CALLS.labels(method, name).inc()
         _SECONDS.labels(method).observe(seconds)
 
@@ -140,7 +148,7 @@ class SecretInterceptor(AroundInterceptor):
         """Compare with `secret`."""
         self._secret = secret.encode()
 
-    async def enter(self, method: str, context: grpc.aio.ServicerContext) -> None:
+    async def enter(self, method: str, context: Call) -> None:
         """Refuse a call without the secret."""
         if method.startswith(self._OPEN):
             return
@@ -157,7 +165,7 @@ class ErrorsInterceptor(AroundInterceptor):
     async def leave(
         self,
         method: str,
-        context: grpc.aio.ServicerContext,
+        context: Call,
         error: BaseException | None,
         seconds: float,
     ) -> None:
@@ -173,7 +181,7 @@ class ErrorsInterceptor(AroundInterceptor):
         await context.abort_with_status(rpc_status.to_status(to_status(error)))
 
 
-def metadata_value(context: grpc.aio.ServicerContext, key: str) -> str:
+def metadata_value(context: Call, key: str) -> str:
     """Return a call's metadata value as text; empty when absent."""
     for name, value in context.invocation_metadata() or ():
         if name == key:
@@ -181,7 +189,7 @@ def metadata_value(context: grpc.aio.ServicerContext, key: str) -> str:
     return ""
 
 
-def project_of(context: grpc.aio.ServicerContext) -> ids.ProjectId:
+def project_of(context: Call) -> ids.ProjectId:
     """Return the project that the gateway named for this call."""
     project = metadata_value(context, rpc.PROJECT_KEY)
     if not project:

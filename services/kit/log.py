@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from typing import Final, cast
+from typing import Final
 
 import structlog
 from structlog.typing import EventDict, WrappedLogger
@@ -59,4 +59,5 @@ def configure(service: str, level: str = "INFO") -> None:
 
 def get_logger(name: str) -> Logger:
     """Return the logger of a module; bind ids to it where they are known."""
-    return cast(Logger, structlog.stdlib.get_logger(name))
+    logger: Logger = structlog.stdlib.get_logger(name)
+    return logger

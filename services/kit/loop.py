@@ -36,13 +36,13 @@ class Loop:
 
     async def run(self) -> None:
         """Take turns until `stop`."""
-        while not self._stopping:
+        while True:
             self._wake.clear()
             try:
                 await self._run_once()
             except asyncio.CancelledError:
                 raise
-            except Exception:
+            except Exception:  # noqa: BLE001 - whatever it is, the next turn tries again
                 _log.exception("loop_turn_failed", loop=self.name)
             if self._stopping:
                 return

@@ -40,7 +40,7 @@ _CHANNEL_OPTIONS: Final[list[tuple[str, Any]]] = [
 CallFault: Final = grpc.aio.AioRpcError
 """What every call may raise; `services.kit.errors.from_rpc_error` says what it means."""
 
-SECRET_KEY: Final = "x-nightshift-secret"
+SECRET_KEY: Final = "x-nightshift-secret"  # noqa: S105 - the name of a key, not a secret
 PROJECT_KEY: Final = "x-nightshift-project"
 REQUEST_KEY: Final = "x-request-id"
 
@@ -167,9 +167,8 @@ class RunningServer:
 
     async def set_ready(self, ready: bool) -> None:
         """Say whether work can be taken right now; a server is ready from its start."""
-        status = health_pb2.HealthCheckResponse.SERVING
-        if not ready:
-            status = health_pb2.HealthCheckResponse.NOT_SERVING
+        statuses = health_pb2.HealthCheckResponse
+        status = statuses.SERVING if ready else statuses.NOT_SERVING
         for name in self.names:
             await self.health.set(name, status)
 

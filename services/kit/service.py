@@ -44,7 +44,7 @@ def run(service: str, serve: Callable[[asyncio.Event], Awaitable[None]]) -> NoRe
     try:
         uvloop.run(main())
     except SettingsError as error:
-        print(f"nightshift {service}: {error}", file=sys.stderr)
+        sys.stderr.write(f"nightshift {service}: {error}\n")
         sys.exit(2)
     finally:
         flush_traces()
@@ -54,7 +54,8 @@ def run(service: str, serve: Callable[[asyncio.Event], Awaitable[None]]) -> NoRe
 async def _stop_with_parent(stopping: asyncio.Event) -> None:
     """Stop when the process that started this one is gone (`nightshift up` was killed)."""
     parent = os.getppid()
-    while os.getppid() == parent:
+    # Nothing tells a process that its parent is gone but asking.
+    while os.getppid() == parent:  # noqa: ASYNC110
         await asyncio.sleep(0.5)
     stopping.set()
 

@@ -41,6 +41,20 @@ def _batch(*, primary_key: bool = False) -> sa.Column[str]:
     )
 
 
+def _partial_index(name: str, columns: tuple[str, ...], where: str) -> sa.Index:
+    return sa.Index(name, *columns, sqlite_where=sa.text(where), postgresql_where=sa.text(where))
+
+
+# The loops' questions, word for word: SQLite takes a partial index only for the same condition.
+WINDOW_WHERE: Final = (
+    "status = 'in_progress' AND lines_cut < lines_total"
+    " AND sealed_ms IS NULL AND stopping_ms IS NULL"
+)
+EXPIRY_WHERE: Final = "status IN ('validating', 'in_progress') AND stopping_ms IS NULL"
+STOPPING_WHERE: Final = "stopping_ms IS NOT NULL AND sealed_ms IS NULL"
+SEALED_WHERE: Final = "sealed_ms IS NOT NULL AND cleared_ms IS NULL"
+
+
 def _count(name: str) -> sa.Column[int]:
     return sa.Column(name, _BIG, nullable=False, server_default="0")
 
@@ -123,6 +137,8 @@ files: Final = sa.Table(
     sa.Column("parts", sa.JSON, nullable=False),
     sa.Column("index_blob", sa.String(200)),
     sa.Column("deleted_at", _BIG),
+    # When its blobs were given up, after it was deleted or had expired.
+    sa.Column("purged_at", _BIG),
     # End files only: what makes a second one of a kind impossible.
     sa.Column("of_batch_id", sa.String(64)),
     sa.Column("of_kind", sa.String(8)),
@@ -178,6 +194,8 @@ batches: Final = sa.Table(
     sa.Column("error_file_id", sa.String(64)),
     sa.Column("finalize_holder", sa.String(64)),
     sa.Column("finalize_until_ms", _BIG),
+    # When the rows and blobs that only running it needed were dropped, after it had ended.
+    sa.Column("cleared_ms", _BIG),
     sa.Column("traceparent", sa.String(64), nullable=False, server_default=""),
     *(
         sa.CheckConstraint(f"(status = '{state}') = ({state}_at IS NOT NULL)", name=f"{state}_at")
@@ -200,6 +218,10 @@ batches: Final = sa.Table(
         sqlite_where=sa.text("status NOT IN ('completed','failed','expired','cancelled')"),
         postgresql_where=sa.text("status NOT IN ('completed','failed','expired','cancelled')"),
     ),
+    _partial_index("ix_batches_window", ("pool_id", "seq"), WINDOW_WHERE),
+    _partial_index("ix_batches_expiry", ("expires_ms",), EXPIRY_WHERE),
+    _partial_index("ix_batches_stopping", ("stopping_ms",), STOPPING_WHERE),
+    _partial_index("ix_batches_sealed", ("sealed_ms",), SEALED_WHERE),
 )
 
 chunks: Final = sa.Table(
@@ -247,6 +269,8 @@ attempts: Final = sa.Table(
     sa.Column("number", sa.Integer, nullable=False),
     sa.Column("executor_id", sa.String(128), nullable=False),
     sa.Column("incarnation", sa.String(64), nullable=False),
+    # The broker's count with which it was opened: a repeated call is told from a redelivery.
+    sa.Column("num_delivered", _BIG, nullable=False),
     sa.Column("opened_ms", _BIG, nullable=False),
     sa.Column("lease_until_ms", _BIG, nullable=False),
     # Packed ranges of the last beat: lines that are in the engine, the suspects of its death.
@@ -262,6 +286,7 @@ attempts: Final = sa.Table(
         sqlite_where=sa.text("closed_ms IS NULL"),
         postgresql_where=sa.text("closed_ms IS NULL"),
     ),
+    _partial_index("ix_attempts_open_of_batch", ("batch_id",), "closed_ms IS NULL"),
 )
 
 bit_blocks: Final = sa.Table(

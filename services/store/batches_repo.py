@@ -1,0 +1,195 @@
+"""Statements on batches: creation, look-up, and the transitions up to `in_progress`.
+
+Every transition is one guarded update, with its timestamp, in one transaction; sealing and ending
+are in `seal.py` and `finalizer.py`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from protos.nightshift.v1 import dispatch_pb2
+from services.kit.errors import ConflictError, NotFoundError
+from services.kit.ids import BatchId, ProjectId
+from services.store import outbox
+from services.store.context import next_seq
+from services.store.domain import state
+from services.store.domain.state import BatchStatus
+from services.store.models import batches
+
+Row = sa.Row[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewBatch:
+    """What a batch's row is made of."""
+
+    id: BatchId
+    project_id: ProjectId
+    endpoint: str
+    input_file_id: str
+    completion_window: str
+    completion_window_seconds: int
+    metadata: Mapping[str, str] | None
+    output_expires_seconds: int | None
+    traceparent: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Input:
+    """What validation found: the batch's own view of its input."""
+
+    model: str
+    pool_id: str
+    parts: Sequence[tuple[str, int]]
+    index_blob: str
+    lines: int
+    bytes: int
+
+
+def insert(connection: sa.Connection, batch: NewBatch, now_ms: int) -> Row:
+    """Insert a batch, `validating`."""
+    connection.execute(
+        batches.insert().values(
+            id=batch.id,
+            seq=next_seq(connection),
+            project_id=batch.project_id,
+            status=state.INITIAL.value,
+            endpoint=batch.endpoint,
+            input_file_id=batch.input_file_id,
+            completion_window=batch.completion_window,
+            metadata=sa.null() if batch.metadata is None else dict(batch.metadata),
+            output_expires_seconds=batch.output_expires_seconds,
+            created_at=now_ms // 1000,
+            expires_ms=now_ms + batch.completion_window_seconds * 1000,
+            traceparent=batch.traceparent,
+        )
+    )
+    return _row(connection, batch.id)
+
+
+def _row(connection: sa.Connection, batch_id: str) -> Row:
+    return connection.execute(sa.select(batches).where(batches.c.id == batch_id)).one()
+
+
+def get(connection: sa.Connection, batch_id: str, project_id: ProjectId) -> Row:
+    """Return a batch's row.
+
+    Raises:
+        NotFoundError: unknown, or another project's.
+    """
+    row = connection.execute(
+        sa.select(batches).where(batches.c.id == batch_id, batches.c.project_id == project_id)
+    ).first()
+    if row is None:
+        raise NotFoundError(f"No batch found with id '{batch_id}'.")
+    return row
+
+
+def list_page(
+    connection: sa.Connection, *, project_id: ProjectId, after: str, limit: int
+) -> tuple[list[Row], bool]:
+    """Return up to `limit` batches, newest first, and whether there are more.
+
+    Raises:
+        NotFoundError: `after` is no batch of this project.
+    """
+    query = sa.select(batches).where(batches.c.project_id == project_id)
+    if after:
+        query = query.where(batches.c.seq < get(connection, after, project_id).seq)
+    rows = list(connection.execute(query.order_by(batches.c.seq.desc()).limit(limit + 1)))
+    return rows[:limit], len(rows) > limit
+
+
+def move(
+    connection: sa.Connection, batch_id: str, target: BatchStatus, now_ms: int, **values: object
+) -> bool:
+    """Enter `target` from wherever the drawing allows; tell whether it happened.
+
+    Zero rows mean that the batch is there already or went elsewhere: the caller reads which.
+    """
+    moved = connection.execute(
+        batches.update()
+        .where(
+            batches.c.id == batch_id,
+            batches.c.status.in_([status.value for status in state.sources(target)]),
+        )
+        .values(status=target.value, **{state.TIMESTAMP_COLUMN[target]: now_ms // 1000}, **values)
+    )
+    return moved.rowcount == 1
+
+
+def cancel(connection: sa.Connection, batch_id: str, project_id: ProjectId, now_ms: int) -> Row:
+    """Ask for a batch to end; repeatable.
+
+    Raises:
+        NotFoundError: unknown, or another project's.
+        ConflictError: it has ended otherwise.
+    """
+    row = get(connection, batch_id, project_id)
+    outcome = state.cancel(BatchStatus(row.status))
+    match outcome:
+        case state.AlreadyThere():
+            return row
+        case state.Conflict():
+            raise ConflictError(outcome.message)
+        case state.Moved():
+            move(connection, batch_id, outcome.target, now_ms, stopping_ms=now_ms)
+    event = dispatch_pb2.Event(
+        kind=dispatch_pb2.EVENT_KIND_BATCH_CANCELLING,
+        batch_id=batch_id,
+        pool_id=row.pool_id or "",
+    )
+    outbox.emit(connection, event, project_id, now_ms)
+    return _row(connection, batch_id)
+
+
+def to_validate(connection: sa.Connection, limit: int) -> list[Row]:
+    """Return batches that wait to be validated, in order."""
+    return list(
+        connection.execute(
+            sa.select(batches)
+            .where(batches.c.status == BatchStatus.VALIDATING.value)
+            .order_by(batches.c.seq)
+            .limit(limit)
+        )
+    )
+
+
+def fail(
+    connection: sa.Connection, batch_id: str, errors: Sequence[Mapping[str, object]], now_ms: int
+) -> bool:
+    """End a batch whose input is at fault; tell whether it still was validating."""
+    return move(
+        connection,
+        batch_id,
+        BatchStatus.FAILED,
+        now_ms,
+        errors=[dict(error) for error in errors],
+        sealed_ms=now_ms,
+        seal_outcome=BatchStatus.FAILED.value,
+    )
+
+
+def start(connection: sa.Connection, row: Row, found: Input, now_ms: int) -> bool:
+    """Let a batch run; tell whether it still was validating."""
+    moved = move(
+        connection,
+        row.id,
+        BatchStatus.IN_PROGRESS,
+        now_ms,
+        model=found.model,
+        pool_id=found.pool_id,
+        input_parts=[list(part) for part in found.parts],
+        index_blob=found.index_blob,
+        lines_total=found.lines,
+        input_bytes=found.bytes,
+    )
+    if moved:
+        event = dispatch_pb2.Event(
+            kind=dispatch_pb2.EVENT_KIND_BATCH_READY, batch_id=row.id, pool_id=found.pool_id
+        )
+        outbox.emit(connection, event, ProjectId(row.project_id), now_ms)
+    return moved

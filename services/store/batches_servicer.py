@@ -1,0 +1,142 @@
+"""The gRPC service `Batches`, in the store."""
+
+from protos.nightshift.v1 import batches_pb2, batches_pb2_grpc, common_pb2
+from services.kit.errors import InvalidRequestError
+from services.kit.ids import BatchId
+from services.kit.interceptors import Call, metadata_value, project_of
+from services.store import batches_repo, uploading
+from services.store.context import Context
+from services.store.domain.explain import REQUIRED_FIELD
+from services.store.paging import page_of
+
+DEFAULT_PAGE = 20
+MAX_PAGE = 100
+
+
+class BatchesServicer(batches_pb2_grpc.BatchesServicer):
+    """Thin: messages in, repository, messages out."""
+
+    def __init__(self, context: Context) -> None:
+        """Serve the batches of `context`."""
+        self._context = context
+
+    async def CreateBatch(
+        self, request: batches_pb2.CreateBatchRequest, context: Call
+    ) -> batches_pb2.CreateBatchResponse:
+        """See batches.proto."""
+        project_id = project_of(context)
+        if request.endpoint not in REQUIRED_FIELD:
+            supported = ", ".join(f"'{endpoint}'" for endpoint in REQUIRED_FIELD)
+            raise InvalidRequestError(
+                f"Invalid value: '{request.endpoint}'. Supported values are: {supported}.",
+                code="invalid_value",
+                param="endpoint",
+            )
+        if request.completion_window_seconds <= 0:
+            raise InvalidRequestError(
+                "A completion window must be longer than nothing.",
+                code="invalid_value",
+                param="completion_window",
+            )
+        expires_after = None
+        if request.HasField("output_expires_after"):
+            uploading.check_expiry(request.output_expires_after, "output_expires_after")
+            expires_after = request.output_expires_after.seconds
+        batch = batches_repo.NewBatch(
+            id=BatchId(f"batch_{self._context.new_id()}"),
+            project_id=project_id,
+            endpoint=request.endpoint,
+            input_file_id=request.input_file_id,
+            completion_window=request.completion_window,
+            completion_window_seconds=request.completion_window_seconds,
+            metadata=dict(request.metadata) if request.has_metadata else None,
+            output_expires_seconds=expires_after,
+            traceparent=metadata_value(context, "traceparent"),
+        )
+        now_ms = self._context.now_ms()
+        row = await self._context.db.write(
+            lambda connection: batches_repo.insert(connection, batch, now_ms)
+        )
+        self._context.wake("validator")
+        return batches_pb2.CreateBatchResponse(batch=to_proto(row))
+
+    async def GetBatch(
+        self, request: batches_pb2.GetBatchRequest, context: Call
+    ) -> batches_pb2.GetBatchResponse:
+        """See batches.proto."""
+        project_id = project_of(context)
+        row = await self._context.db.read(
+            lambda connection: batches_repo.get(connection, request.batch_id, project_id)
+        )
+        return batches_pb2.GetBatchResponse(batch=to_proto(row))
+
+    async def ListBatches(
+        self, request: batches_pb2.ListBatchesRequest, context: Call
+    ) -> batches_pb2.ListBatchesResponse:
+        """See batches.proto."""
+        project_id = project_of(context)
+        page = page_of(request.page, default=DEFAULT_PAGE, most=MAX_PAGE)
+        rows, has_more = await self._context.db.read(
+            lambda connection: batches_repo.list_page(
+                connection, project_id=project_id, after=page.after, limit=page.limit
+            )
+        )
+        return batches_pb2.ListBatchesResponse(
+            batches=[to_proto(row) for row in rows], has_more=has_more
+        )
+
+    async def CancelBatch(
+        self, request: batches_pb2.CancelBatchRequest, context: Call
+    ) -> batches_pb2.CancelBatchResponse:
+        """See batches.proto."""
+        project_id = project_of(context)
+        now_ms = self._context.now_ms()
+        row = await self._context.db.write(
+            lambda connection: batches_repo.cancel(connection, request.batch_id, project_id, now_ms)
+        )
+        self._context.wake("outbox")
+        self._context.wake("ender")
+        return batches_pb2.CancelBatchResponse(batch=to_proto(row))
+
+
+def to_proto(row: batches_repo.Row) -> batches_pb2.Batch:
+    """Return a batch's row as its message."""
+    return batches_pb2.Batch(
+        id=row.id,
+        endpoint=row.endpoint,
+        model=row.model,
+        errors=[
+            batches_pb2.BatchError(
+                code=error["code"],
+                line=error["line"],
+                message=error["message"],
+                param=error["param"],
+            )
+            for error in row.errors or ()
+        ],
+        input_file_id=row.input_file_id,
+        completion_window=row.completion_window,
+        status=batches_pb2.BatchStatus.Value(f"BATCH_STATUS_{row.status.upper()}"),
+        output_file_id=row.output_file_id,
+        error_file_id=row.error_file_id,
+        created_at=row.created_at,
+        in_progress_at=row.in_progress_at,
+        expires_at=row.expires_ms // 1000,
+        finalizing_at=row.finalizing_at,
+        completed_at=row.completed_at,
+        failed_at=row.failed_at,
+        expired_at=row.expired_at,
+        cancelling_at=row.cancelling_at,
+        cancelled_at=row.cancelled_at,
+        request_counts=batches_pb2.RequestCounts(
+            total=row.lines_total, completed=row.completed, failed=row.failed
+        ),
+        usage=common_pb2.Usage(
+            input_tokens=row.input_tokens,
+            cached_tokens=row.cached_tokens,
+            output_tokens=row.output_tokens,
+            reasoning_tokens=row.reasoning_tokens,
+        ),
+        metadata=row.metadata or {},
+        has_metadata=row.metadata is not None,
+    )

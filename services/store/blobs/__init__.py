@@ -1,0 +1,1 @@
+"""Immutable blobs: contents of files, line indexes, large segments."""

@@ -1,0 +1,69 @@
+"""Rows of blobs: announced before they are written, live once a row names them.
+
+A blob without a live row is garbage: the sweeper dooms what stayed pending too long, and only then
+deletes it, so that a transaction which is about to name it fails instead of naming nothing.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import sqlalchemy as sa
+
+from services.kit.errors import UnavailableError
+from services.kit.ids import ProjectId
+from services.store.models import blobs
+
+
+def announce(
+    connection: sa.Connection, names: Sequence[str], project_id: ProjectId, now_ms: int
+) -> None:
+    """Record that these blobs are about to be written."""
+    connection.execute(
+        blobs.insert(),
+        [
+            {"name": name, "project_id": project_id, "state": "pending", "created_ms": now_ms}
+            for name in names
+        ],
+    )
+
+
+def make_live(connection: sa.Connection, names: Sequence[str]) -> None:
+    """Record, in the transaction that names them, that these blobs are in use.
+
+    Raises:
+        UnavailableError: one was swept meanwhile; the whole step is to be done again.
+    """
+    for name in names:
+        moved = connection.execute(
+            blobs.update()
+            .where(blobs.c.name == name, blobs.c.state == "pending")
+            .values(state="live")
+        )
+        if moved.rowcount != 1:
+            raise UnavailableError("What was stored took too long and was dropped; try again.")
+
+
+def doom(connection: sa.Connection, names: Iterable[str]) -> None:
+    """Record that nothing names these blobs any more; the sweeper deletes them."""
+    for name in names:
+        connection.execute(blobs.update().where(blobs.c.name == name).values(state="doomed"))
+
+
+def doom_abandoned(connection: sa.Connection, before_ms: int) -> int:
+    """Doom what was announced before `before_ms` and never named; return how many."""
+    return connection.execute(
+        blobs.update()
+        .where(blobs.c.state == "pending", blobs.c.created_ms < before_ms)
+        .values(state="doomed")
+    ).rowcount
+
+
+def doomed(connection: sa.Connection, limit: int) -> list[str]:
+    """Return names of blobs to delete."""
+    return list(
+        connection.scalars(sa.select(blobs.c.name).where(blobs.c.state == "doomed").limit(limit))
+    )
+
+
+def forget(connection: sa.Connection, names: Sequence[str]) -> None:
+    """Drop the rows of blobs that are deleted."""
+    connection.execute(blobs.delete().where(blobs.c.name.in_(names), blobs.c.state == "doomed"))

@@ -1,0 +1,51 @@
+"""What every part of the store is given."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import sqlalchemy as sa
+
+from services.kit.clock import Clock
+from services.kit.ids import IdGenerator, ProjectId
+from services.store.blobs.base import Blobs
+from services.store.database import Database
+from services.store.models import counters
+from services.store.settings import StoreSettings
+
+LoopName = Literal["outbox", "validator", "finalizer", "ender", "sweeper"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """Resources of a store process, made once in `main`.
+
+    Attributes:
+        wake: asks a background loop for a turn now; may be called from any thread.
+    """
+
+    db: Database
+    blobs: Blobs
+    clock: Clock
+    new_id: IdGenerator
+    settings: StoreSettings
+    wake: Callable[[LoopName], None]
+
+    def now_ms(self) -> int:
+        """Return milliseconds since the epoch; the one place where the store's time comes from."""
+        return int(self.clock.now() * 1000)
+
+    def blob_name(self, project_id: ProjectId, kind: str) -> str:
+        """Return a name for a new blob; `kind` is one of ours, never a user's text."""
+        return f"{project_id}/{kind}/{self.new_id()}"
+
+
+def next_seq(connection: sa.Connection) -> int:
+    """Return the next number of creation; its row's lock makes it the order of commit."""
+    number: int = connection.scalar(
+        counters.update()
+        .where(counters.c.name == "seq")
+        .values(n=counters.c.n + 1)
+        .returning(counters.c.n)
+    )
+    return number

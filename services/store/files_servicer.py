@@ -1,0 +1,96 @@
+"""The gRPC service `Files`, in the store."""
+
+from collections.abc import AsyncIterator
+
+from protos.nightshift.v1 import files_pb2, files_pb2_grpc
+from services.kit.frames import FRAME_BYTES
+from services.kit.interceptors import Call, project_of
+from services.store import files_repo, uploading
+from services.store.context import Context
+from services.store.input_reader import read_span
+from services.store.paging import page_of
+
+MAX_PAGE = 10_000
+
+
+class FilesServicer(files_pb2_grpc.FilesServicer):
+    """Thin: messages in, repository and blobs, messages out."""
+
+    def __init__(self, context: Context) -> None:
+        """Serve the files of `context`."""
+        self._context = context
+
+    async def UploadFile(
+        self, request_iterator: AsyncIterator[files_pb2.UploadFileRequest], context: Call
+    ) -> files_pb2.UploadFileResponse:
+        """See files.proto."""
+        upload = uploading.Upload(self._context, project_of(context))
+        return files_pb2.UploadFileResponse(file=await upload.receive(request_iterator))
+
+    async def GetFile(
+        self, request: files_pb2.GetFileRequest, context: Call
+    ) -> files_pb2.GetFileResponse:
+        """See files.proto."""
+        row = await self._row(request.file_id, context)
+        return files_pb2.GetFileResponse(file=uploading.to_proto(row))
+
+    async def _row(self, file_id: str, context: Call) -> files_repo.Row:
+        project_id = project_of(context)
+        now_at = self._context.now_ms() // 1000
+        return await self._context.db.read(
+            lambda connection: files_repo.get(connection, file_id, project_id, now_at)
+        )
+
+    async def ListFiles(
+        self, request: files_pb2.ListFilesRequest, context: Call
+    ) -> files_pb2.ListFilesResponse:
+        """See files.proto."""
+        project_id = project_of(context)
+        page = page_of(request.page, default=MAX_PAGE, most=MAX_PAGE)
+        now_at = self._context.now_ms() // 1000
+        rows, has_more = await self._context.db.read(
+            lambda connection: files_repo.list_page(
+                connection,
+                project_id=project_id,
+                now_at=now_at,
+                purpose=request.purpose,
+                after=page.after,
+                limit=page.limit,
+                ascending=request.ascending,
+            )
+        )
+        return files_pb2.ListFilesResponse(
+            files=[uploading.to_proto(row) for row in rows], has_more=has_more
+        )
+
+    async def DeleteFile(
+        self, request: files_pb2.DeleteFileRequest, context: Call
+    ) -> files_pb2.DeleteFileResponse:
+        """See files.proto."""
+        project_id = project_of(context)
+        now_at = self._context.now_ms() // 1000
+        await self._context.db.write(
+            lambda connection: files_repo.delete(connection, request.file_id, project_id, now_at)
+        )
+        self._context.wake("sweeper")
+        return files_pb2.DeleteFileResponse(file_id=request.file_id)
+
+    async def ReadFile(
+        self, request: files_pb2.ReadFileRequest, context: Call
+    ) -> AsyncIterator[files_pb2.ReadFileResponse]:
+        """See files.proto."""
+        row = await self._row(request.file_id, context)
+        file = uploading.to_proto(row)
+        offset = max(0, request.offset)
+        end = row.bytes
+        if request.HasField("length"):
+            end = min(end, offset + max(0, request.length))
+        first: files_pb2.File | None = file
+        while first is not None or offset < end:
+            wanted = min(FRAME_BYTES, max(0, end - offset))
+            data = b""
+            if wanted:
+                data = await read_span(self._context.blobs, row.parts, offset, wanted)
+            yield files_pb2.ReadFileResponse(file=first, data=data)
+            first = None
+            offset += wanted

@@ -1,0 +1,176 @@
+"""Entry point of the store: sole owner of metadata and blobs."""
+
+import asyncio
+import contextlib
+import fcntl
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import NoReturn
+
+from protos.nightshift.v1 import (
+    admin_pb2_grpc,
+    batches_pb2_grpc,
+    files_pb2_grpc,
+    models_pb2_grpc,
+    work_pb2_grpc,
+)
+from services.kit import bus as kit_bus
+from services.kit import ids, rpc, service
+from services.kit.clock import SystemClock
+from services.kit.interceptors import ErrorsInterceptor, SecretInterceptor, TelemetryInterceptor
+from services.kit.loop import Loop
+from services.kit.settings import SettingsError
+from services.store import migrate
+from services.store.batches_servicer import BatchesServicer
+from services.store.blobs.local import LocalBlobs
+from services.store.context import Context, LoopName
+from services.store.database import Database
+from services.store.ender import Ender
+from services.store.files_servicer import FilesServicer
+from services.store.finalizer import Finalizer
+from services.store.input_reader import InputReader
+from services.store.models_servicer import AdminServicer, ModelsServicer
+from services.store.outbox import Outbox
+from services.store.secret import ensure_secret
+from services.store.settings import StoreSettings
+from services.store.sweeper import Sweeper
+from services.store.validator import Validator
+from services.store.work_servicer import WorkServicer
+
+_TICK_SECONDS = 1.0
+_SWEEP_SECONDS = 60.0
+_PACKAGE = "nightshift.v1"
+
+
+def main() -> NoReturn:
+    """Run the store until it is told to stop."""
+    service.run("store", _serve)
+
+
+async def _serve(stopping: asyncio.Event) -> None:
+    settings = StoreSettings.load()
+    async with contextlib.AsyncExitStack() as stack:
+        settings.data_dir.mkdir(parents=True, exist_ok=True)
+        secret_file = settings.secret_file or settings.data_dir / "secret"
+        ensure_secret(secret_file)
+        secret = service.read_secret(secret_file)
+        durable = settings.durability == "full"
+        db = Database(settings.sqlalchemy_url, durable=durable)
+        stack.callback(db.close)
+        if db.is_sqlite:
+            stack.enter_context(_only_store(settings.data_dir / "store.lock"))
+        clock = SystemClock()
+        migrate.upgrade(db.writer_engine, int(clock.now()))
+
+        loops: dict[LoopName, Loop] = {}
+        running = asyncio.get_running_loop()
+
+        def wake(name: LoopName) -> None:
+            running.call_soon_threadsafe(loops[name].wake)
+
+        context = Context(
+            db=db,
+            blobs=LocalBlobs(settings.data_dir / "blobs", durable=durable),
+            clock=clock,
+            new_id=ids.uuid7_hex,
+            settings=settings,
+            wake=wake,
+        )
+        reader = InputReader(context.blobs)
+        outbox = Outbox(db)
+        _start_loops(stack, loops, context, reader, outbox)
+        stack.callback(_attach_bus(settings.nats_url, outbox, loops["outbox"]).cancel)
+        service.serve_metrics(settings.metrics_listen)
+        server = await rpc.start_server(
+            settings.listen,
+            _entries(context, reader),
+            [TelemetryInterceptor(), SecretInterceptor(secret), ErrorsInterceptor()],
+        )
+        stack.push_async_callback(server.drain, service.DRAIN_SECONDS)
+        await stopping.wait()
+
+
+@contextlib.contextmanager
+def _only_store(path: Path):  # type: ignore[no-untyped-def]  # a context manager of nothing
+    """Hold the lock that makes this the only store on its SQLite database."""
+    with path.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise SettingsError(
+                f"another store works on {path.parent}; stop it first, or give this one another "
+                "NIGHTSHIFT_STORE_DATA_DIR"
+            ) from None
+        yield
+
+
+def _start_loops(
+    stack: contextlib.AsyncExitStack,
+    loops: dict[LoopName, Loop],
+    context: Context,
+    reader: InputReader,
+    outbox: Outbox,
+) -> None:
+    turns: dict[LoopName, tuple[Callable[[], Awaitable[object]], float]] = {
+        "outbox": (outbox.run_once, _TICK_SECONDS),
+        "validator": (Validator(context, reader).run_once, _TICK_SECONDS),
+        "ender": (Ender(context, reader).run_once, _TICK_SECONDS),
+        "finalizer": (Finalizer(context, reader).run_once, _TICK_SECONDS),
+        "sweeper": (Sweeper(context).run_once, _SWEEP_SECONDS),
+    }
+    for name, (run_once, tick_seconds) in turns.items():
+        loops[name] = Loop(name, run_once, tick_seconds=tick_seconds)
+    for loop in loops.values():
+        task = asyncio.create_task(loop.run(), name=loop.name)
+        stack.push_async_callback(_finish, loop, task)
+
+
+async def _finish(loop: Loop, task: "asyncio.Task[None]") -> None:
+    loop.stop()
+    await task
+
+
+def _attach_bus(url: str, outbox: Outbox, loop: Loop) -> "asyncio.Task[None]":
+    """Connect in the background: the store serves without a bus, only slower."""
+
+    async def attach() -> None:
+        bus = await kit_bus.connect(url, "nightshift-store")
+        await bus.ensure_streams()
+        outbox.attach(bus)
+        loop.wake()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await bus.close()
+
+    return asyncio.create_task(attach(), name="bus")
+
+
+def _entries(context: Context, reader: InputReader) -> list[rpc.ServiceEntry]:
+    return [
+        rpc.ServiceEntry(
+            f"{_PACKAGE}.Files", FilesServicer(context), files_pb2_grpc.add_FilesServicer_to_server
+        ),
+        rpc.ServiceEntry(
+            f"{_PACKAGE}.Batches",
+            BatchesServicer(context),
+            batches_pb2_grpc.add_BatchesServicer_to_server,
+        ),
+        rpc.ServiceEntry(
+            f"{_PACKAGE}.Models",
+            ModelsServicer(context),
+            models_pb2_grpc.add_ModelsServicer_to_server,
+        ),
+        rpc.ServiceEntry(
+            f"{_PACKAGE}.Admin", AdminServicer(context), admin_pb2_grpc.add_AdminServicer_to_server
+        ),
+        rpc.ServiceEntry(
+            f"{_PACKAGE}.Work",
+            WorkServicer(context, reader),
+            work_pb2_grpc.add_WorkServicer_to_server,
+        ),
+    ]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""Models and pools as rows: a known model without a live executor is known all the same."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from protos.nightshift.v1 import models_pb2
+from services.kit.errors import ConflictError, NotFoundError
+from services.store.domain.explain import REQUIRED_FIELD
+from services.store.models import models, pools
+
+Row = sa.Row[Any]
+
+
+def put_pool(
+    connection: sa.Connection, pool_id: str, now_at: int, engine_revision: str | None = None
+) -> None:
+    """Make a pool where it is missing; note the revision of its engines where it is known."""
+    found = connection.scalar(sa.select(pools.c.id).where(pools.c.id == pool_id))
+    if found is None:
+        connection.execute(
+            pools.insert().values(
+                id=pool_id, name=pool_id, engine_revision=engine_revision, created_at=now_at
+            )
+        )
+    elif engine_revision is not None:
+        connection.execute(
+            pools.update().where(pools.c.id == pool_id).values(engine_revision=engine_revision)
+        )
+
+
+def put_model(
+    connection: sa.Connection,
+    *,
+    name: str,
+    pool_id: str,
+    endpoints: Sequence[str],
+    context_length: int | None,
+    now_at: int,
+) -> None:
+    """Make a model, or note what is new about it; its pool must exist.
+
+    Raises:
+        ConflictError: the name belongs to another pool.
+    """
+    row = connection.execute(sa.select(models).where(models.c.name == name)).first()
+    if row is None:
+        connection.execute(
+            models.insert().values(
+                name=name,
+                pool_id=pool_id,
+                endpoints=sorted(endpoints),
+                context_length=context_length,
+                created_at=now_at,
+            )
+        )
+        return
+    if row.pool_id != pool_id:
+        raise ConflictError(
+            f"The model '{name}' is served by pool '{row.pool_id}'. Remove it first with "
+            f"`nightshift models remove {name}`, or serve this one under another name."
+        )
+    values: dict[str, object] = {}
+    if endpoints:
+        values["endpoints"] = sorted(endpoints)
+    if context_length is not None:
+        values["context_length"] = context_length
+    if values:
+        connection.execute(models.update().where(models.c.name == name).values(**values))
+
+
+def list_all(connection: sa.Connection) -> list[Row]:
+    """Return all models by name."""
+    return list(connection.execute(sa.select(models).order_by(models.c.name)))
+
+
+def get(connection: sa.Connection, name: str) -> Row:
+    """Return a model's row.
+
+    Raises:
+        NotFoundError: unknown.
+    """
+    row = connection.execute(sa.select(models).where(models.c.name == name)).first()
+    if row is None:
+        raise NotFoundError(
+            f"The model '{name}' does not exist.", code="model_not_found", param="model"
+        )
+    return row
+
+
+def delete(connection: sa.Connection, name: str) -> None:
+    """Remove a model's name.
+
+    Raises:
+        NotFoundError: unknown.
+    """
+    get(connection, name)
+    connection.execute(models.delete().where(models.c.name == name))
+
+
+def served(rows: Sequence[Row]) -> dict[str, frozenset[str]]:
+    """Return the endpoints of each model; a pool that has not said yet may serve any."""
+    return {row.name: frozenset(row.endpoints or REQUIRED_FIELD) for row in rows}
+
+
+def to_proto(row: Row) -> models_pb2.Model:
+    """Return a model's row as its message."""
+    return models_pb2.Model(
+        id=row.name,
+        created_at=row.created_at,
+        pool_id=row.pool_id,
+        endpoints=row.endpoints,
+        context_length=row.context_length,
+    )

@@ -1,0 +1,66 @@
+"""What others must be told: a row in the transaction that caused it, relayed to the bus later."""
+
+import asyncio
+
+import sqlalchemy as sa
+
+from protos.nightshift.v1 import dispatch_pb2
+from services.kit import bus as kit_bus
+from services.kit.ids import ProjectId
+from services.store.database import Database
+from services.store.models import outbox
+
+_BATCH = 256
+
+
+def emit(
+    connection: sa.Connection, event: dispatch_pb2.Event, project_id: ProjectId, now_ms: int
+) -> None:
+    """Add an event to the transaction; wake the `outbox` loop once it is committed."""
+    connection.execute(
+        outbox.insert().values(
+            project_id=project_id,
+            subject=kit_bus.event_subject(event),
+            payload=event.SerializeToString(),
+            created_ms=now_ms,
+        )
+    )
+
+
+class Outbox:
+    """Relays rows to the bus, in order, each under its row id as message id."""
+
+    def __init__(self, db: Database) -> None:
+        """Relay rows of `db`; nothing happens until a bus is attached."""
+        self._db = db
+        self._bus: kit_bus.Bus | None = None
+
+    def attach(self, bus: kit_bus.Bus) -> None:
+        """Use `bus` from now on."""
+        self._bus = bus
+
+    async def run_once(self) -> int:
+        """Relay everything that waits and return how many; what fails stays for the next turn."""
+        relayed = 0
+        while self._bus is not None and self._bus.connected:
+            rows = await self._db.read(
+                lambda connection: connection.execute(
+                    sa.select(outbox.c.id, outbox.c.subject, outbox.c.payload)
+                    .order_by(outbox.c.id)
+                    .limit(_BATCH)
+                ).all()
+            )
+            if not rows:
+                break
+            bus = self._bus
+            await asyncio.gather(
+                *(bus.publish_event(row.subject, row.payload, f"outbox-{row.id}") for row in rows)
+            )
+            done = [row.id for row in rows]
+            await self._db.write(
+                lambda connection, done=done: connection.execute(  # type: ignore[misc]  # bound now
+                    outbox.delete().where(outbox.c.id.in_(done))
+                )
+            )
+            relayed += len(rows)
+        return relayed

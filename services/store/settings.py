@@ -1,0 +1,43 @@
+"""Settings of the store, from `NIGHTSHIFT_STORE_…`."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from services.kit.settings import ServiceSettings
+
+MIB = 1024 * 1024
+
+
+class StoreSettings(ServiceSettings):
+    """What may be set; each has a working default."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="NIGHTSHIFT_STORE_", frozen=True, extra="forbid", populate_by_name=True
+    )
+
+    listen: str = "127.0.0.1:7401"
+    metrics_listen: str = ""
+    data_dir: Path = Path("nightshift-data")
+    #: Empty means SQLite in `data_dir`.
+    database_url: str = ""
+    nats_url: str = Field("nats://127.0.0.1:4222", validation_alias="NIGHTSHIFT_NATS_URL")
+    #: None means `secret` in `data_dir`, made where it is missing.
+    secret_file: Path | None = Field(None, validation_alias="NIGHTSHIFT_SECRET_FILE")
+    max_batch_lines: int = Field(50_000, gt=0)
+    max_batch_file_bytes: int = Field(200 * MIB, gt=0)
+    max_file_bytes: int = Field(512 * MIB, gt=0)
+    max_line_bytes: int = Field(16 * MIB, gt=0)
+    max_reported_errors: int = Field(100, gt=0)
+    lease_seconds: float = Field(15.0, gt=0)
+    max_attempts: int = Field(3, gt=0)
+    #: `full` syncs every commit to disk before it is acknowledged; `relaxed` may lose the last
+    #: seconds to a power cut.
+    durability: Literal["full", "relaxed"] = "full"
+
+    @property
+    def sqlalchemy_url(self) -> str:
+        """Where the database is."""
+        return self.database_url or f"sqlite:///{self.data_dir / 'nightshift.db'}"

@@ -1,0 +1,41 @@
+"""Deletes what nothing names any more."""
+
+import asyncio
+
+from services.store import blobs_repo, files_repo
+from services.store.context import Context
+
+_AT_ONCE = 64
+ABANDONED_SECONDS = 24 * 3_600
+"""Longer than any upload takes; what is announced and not named by then never will be."""
+
+
+class Sweeper:
+    """Purges files that are gone and deletes doomed blobs."""
+
+    def __init__(self, context: Context) -> None:
+        """Sweep the store of `context`."""
+        self._context = context
+
+    async def run_once(self) -> int:
+        """Delete everything that may go now and return how many blobs went."""
+        now_ms = self._context.now_ms()
+        await self._context.db.write(
+            lambda connection: blobs_repo.doom_abandoned(
+                connection, now_ms - ABANDONED_SECONDS * 1000
+            )
+        )
+        while await self._context.db.write(
+            lambda connection: files_repo.purge(connection, now_ms // 1000, _AT_ONCE)
+        ):
+            pass
+        deleted = 0
+        while names := await self._context.db.read(
+            lambda connection: blobs_repo.doomed(connection, _AT_ONCE)
+        ):
+            await asyncio.gather(*(self._context.blobs.delete(name) for name in names))
+            await self._context.db.write(
+                lambda connection, names=names: blobs_repo.forget(connection, names)  # type: ignore[misc]  # bound now
+            )
+            deleted += len(names)
+        return deleted

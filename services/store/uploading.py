@@ -1,0 +1,223 @@
+"""One upload: frames in, a durable and indexed file out, or nothing at all."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import sqlalchemy as sa
+
+from protos.nightshift.v1 import files_pb2
+from services.kit.errors import InvalidRequestError, TooLargeError
+from services.kit.ids import FileId, ProjectId
+from services.store import blobs_repo, files_repo
+from services.store.context import Context
+from services.store.domain.line_index import LineIndex, LineIndexer
+from services.store.domain.shape import Shape, refusal
+
+PURPOSES = ("fine-tune", "assistants", "batch", "user_data", "vision", "evals")
+IDLE_SECONDS = 60.0
+"""A client that sends nothing for this long has gone."""
+MAX_FILENAME_CHARACTERS = 4_096
+MIN_EXPIRY_SECONDS = 3_600
+MAX_EXPIRY_SECONDS = 2_592_000
+BATCH_EXPIRY_SECONDS = MAX_EXPIRY_SECONDS
+"""Expiry of a batch input for which none is asked."""
+
+Row = sa.Row[Any]
+Requests = AsyncIterator[files_pb2.UploadFileRequest]
+
+
+class Upload:
+    """Receives one file. The purpose may come after the bytes, so every file is indexed."""
+
+    def __init__(self, context: Context, project_id: ProjectId) -> None:
+        """Prepare to receive a file of `project_id`."""
+        self._context = context
+        self._project_id = project_id
+        settings = context.settings
+        self._most = max(settings.max_file_bytes, settings.max_batch_file_bytes)
+        self._indexer: LineIndexer | None = LineIndexer(
+            max_lines=settings.max_batch_lines,
+            max_line_bytes=settings.max_line_bytes,
+            key=context.new_id().encode(),
+        )
+        self._size = 0
+        self._footer: files_pb2.UploadFileFooter | None = None
+
+    async def receive(self, requests: Requests) -> files_pb2.File:
+        """Store the file and return it.
+
+        Raises:
+            InvalidRequestError: header, footer or content do not fit.
+            TooLargeError: more bytes than allowed.
+        """
+        header = await self._header(requests)
+        content = self._context.blob_name(self._project_id, "file")
+        now_ms = self._context.now_ms()
+        await self._context.db.write(
+            lambda connection: blobs_repo.announce(connection, [content], self._project_id, now_ms)
+        )
+        try:
+            await self._context.blobs.put(content, self._data(requests))
+            return await self._record(header, content)
+        except BaseException:
+            # Shielded by not awaiting: the row stays doomed or pending, the sweeper does the rest.
+            self._give_up(content)
+            raise
+
+    def _give_up(self, content: str) -> None:
+        task = asyncio.ensure_future(
+            self._context.db.write(lambda connection: blobs_repo.doom(connection, [content]))
+        )
+        task.add_done_callback(lambda done: done.exception())
+        self._context.wake("sweeper")
+
+    async def _header(self, requests: Requests) -> files_pb2.UploadFileHeader:
+        first = await self._next(requests)
+        if first is None or not first.HasField("header"):
+            raise InvalidRequestError("The first frame of an upload must be its header.")
+        header = first.header
+        if not header.filename or len(header.filename) > MAX_FILENAME_CHARACTERS:
+            raise InvalidRequestError(
+                f"A file needs a name of 1 to {MAX_FILENAME_CHARACTERS} characters.", param="file"
+            )
+        if header.HasField("declared_bytes") and header.declared_bytes > self._most:
+            raise self._too_large(self._most)
+        return header
+
+    async def _next(self, requests: Requests) -> files_pb2.UploadFileRequest | None:
+        try:
+            async with asyncio.timeout(IDLE_SECONDS):
+                return await anext(requests, None)
+        except TimeoutError:
+            raise InvalidRequestError(
+                f"Nothing was received for {IDLE_SECONDS:.0f} seconds; upload the file again."
+            ) from None
+
+    async def _data(self, requests: Requests) -> AsyncIterator[bytes]:
+        while (request := await self._next(requests)) is not None:
+            if request.HasField("footer"):
+                self._footer = request.footer
+                self._check_footer(request.footer)
+                return
+            data = request.data
+            self._size += len(data)
+            if self._size > self._most:
+                raise self._too_large(self._most)
+            if self._indexer is not None:
+                if self._size > self._context.settings.max_batch_file_bytes:
+                    # Too large for a batch, so that nobody will ask for its index.
+                    self._indexer = None
+                else:
+                    await asyncio.to_thread(self._indexer.feed, data)
+            yield data
+        raise InvalidRequestError("The upload broke off before its end; upload the file again.")
+
+    def _check_footer(self, footer: files_pb2.UploadFileFooter) -> None:
+        if not footer.HasField("purpose"):
+            raise InvalidRequestError("'purpose' is a required property")
+        if footer.purpose not in PURPOSES:
+            raise InvalidRequestError(
+                f"'{footer.purpose}' is not one of {list(PURPOSES)} - 'purpose'", param="purpose"
+            )
+        limit = self._context.settings.max_batch_file_bytes
+        if footer.purpose == "batch" and self._size > limit:
+            raise InvalidRequestError(
+                f"A batch input may have {limit} bytes, this file has {self._size}. Split it into "
+                "several batches.",
+                param="file",
+            )
+        if footer.HasField("expires_after"):
+            check_expiry(footer.expires_after, "expires_after")
+
+    def _too_large(self, limit: int) -> TooLargeError:
+        return TooLargeError(f"A file may have at most {limit} bytes; split it.", param="file")
+
+    async def _record(self, header: files_pb2.UploadFileHeader, content: str) -> files_pb2.File:
+        footer = self._footer
+        assert footer is not None  # `_data` ends with one, or raises
+        index_blob = None
+        if footer.purpose == "batch" and self._indexer is not None:
+            index = await asyncio.to_thread(self._indexer.finish)
+            refuse_unreadable(index)
+            index_blob = await self._store_index(index)
+        now_ms = self._context.now_ms()
+        created_at = now_ms // 1000
+        file = files_repo.NewFile(
+            id=FileId(f"file-{self._context.new_id()}"),
+            project_id=self._project_id,
+            purpose=footer.purpose,
+            filename=header.filename,
+            bytes=self._size,
+            created_at=created_at,
+            expires_at=expires_at(footer, created_at),
+            parts=[(content, self._size)],
+            index_blob=index_blob,
+        )
+        row = await self._context.db.write(lambda connection: files_repo.insert(connection, file))
+        return to_proto(row)
+
+    async def _store_index(self, index: LineIndex) -> str:
+        name = self._context.blob_name(self._project_id, "index")
+        now_ms = self._context.now_ms()
+        await self._context.db.write(
+            lambda connection: blobs_repo.announce(connection, [name], self._project_id, now_ms)
+        )
+        await self._context.blobs.put(name, index.to_bytes())
+        return name
+
+
+def refuse_unreadable(index: LineIndex) -> None:
+    """Refuse a batch input without a single JSON object, saying what it looks like instead.
+
+    Raises:
+        InvalidRequestError: always for such a file.
+    """
+    if index.any_object and index.shape is not Shape.EMPTY:
+        return
+    raise InvalidRequestError(refusal(index.shape), param="file")
+
+
+def check_expiry(expires_after: files_pb2.ExpiresAfter, name: str) -> None:
+    """Refuse an expiry that is out of range.
+
+    Raises:
+        InvalidRequestError: wrong anchor or seconds.
+    """
+    if expires_after.anchor != "created_at":
+        raise InvalidRequestError(
+            f"Invalid value: '{expires_after.anchor}'. Supported values are: 'created_at'.",
+            code="invalid_value",
+            param=f"{name}.anchor",
+        )
+    seconds = expires_after.seconds
+    if MIN_EXPIRY_SECONDS <= seconds <= MAX_EXPIRY_SECONDS:
+        return
+    below = seconds < MIN_EXPIRY_SECONDS
+    bound = f">= {MIN_EXPIRY_SECONDS}" if below else f"<= {MAX_EXPIRY_SECONDS}"
+    raise InvalidRequestError(
+        f"Invalid '{name}.seconds': integer {'below minimum' if below else 'above maximum'} value."
+        f" Expected a value {bound}, but got {seconds} instead.",
+        code="integer_below_min_value" if below else "integer_above_max_value",
+        param=f"{name}.seconds",
+    )
+
+
+def expires_at(footer: files_pb2.UploadFileFooter, created_at: int) -> int | None:
+    """Return when an uploaded file goes by itself, in Unix seconds; None means never."""
+    if footer.HasField("expires_after"):
+        return created_at + footer.expires_after.seconds
+    return created_at + BATCH_EXPIRY_SECONDS if footer.purpose == "batch" else None
+
+
+def to_proto(row: Row) -> files_pb2.File:
+    """Return a file's row as its message."""
+    return files_pb2.File(
+        id=row.id,
+        bytes=row.bytes,
+        created_at=row.created_at,
+        expires_at=row.expires_at,
+        filename=row.filename,
+        purpose=row.purpose,
+        status=row.status,
+    )
