@@ -42,13 +42,16 @@ def assert_one_line(line: bytes) -> Any:
     return parsed
 
 
-@given(values, text, st.sampled_from([None, 2]), st.booleans(), st.integers(100, 599))
+@given(
+    values, text, st.sampled_from(["", "\n", "\r\n", "\r"]), st.booleans(), st.integers(100, 599)
+)
 def test_answered_line(
-    value: Any, custom_id: str, indent: int | None, ascii_only: bool, status: int
+    value: Any, custom_id: str, line_end: str, ascii_only: bool, status: int
 ) -> None:
+    indent = 2 if line_end else None
     body = json.dumps(value, indent=indent, ensure_ascii=ascii_only).encode()
-    if indent:
-        body = body.replace(b"\n", b"\r\n")
+    # Raw line feeds stand between tokens only, so that this changes the layout alone.
+    body = body.replace(b"\n", line_end.encode())
     quoted = json.dumps(custom_id, ensure_ascii=ascii_only).encode()
     line = result_line.success_or_error_line(BATCH, 7, quoted, status, body, REQUEST)
     parsed = assert_one_line(line)
