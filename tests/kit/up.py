@@ -106,7 +106,8 @@ class RunningUp:
             line = self._lines.get(timeout=max(left, 0.1))
         except queue.Empty:
             line = None
-        assert line is not None and line.startswith(start), f"{line!r}; log:\n{self.log_end()}"
+        line = line or ""
+        assert line.startswith(start), f"{line!r}; log:\n{self.log_end()}"
         return line.removeprefix(start)
 
     def log_end(self, size: int = 6_000) -> str:

@@ -1,0 +1,263 @@
+"""Commands on batches: submit, watch, list, cancel, results."""
+
+import datetime
+import json
+import sys
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+
+import click
+from openai import OpenAI
+from openai.types import Batch
+
+from services.cli.client import (
+    INTERRUPTED,
+    NOT_COMPLETED,
+    REFUSED,
+    errors_explained,
+    fail,
+    open_client,
+    server_options,
+)
+from services.cli.progress import choose_display, counts_of, follow, print_json
+
+Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings"]
+
+_json_option = click.option("--json", "as_json", is_flag=True, help="For programs: JSON lines.")
+
+
+@click.command()
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--endpoint", help="Such as /v1/chat/completions.  [default: the first line's url]")
+@click.option("--window", default="24h", show_default=True, help="Time in which it must be done.")
+@click.option("--metadata", metavar="KEY=VALUE", multiple=True, help="Kept with the batch.")
+@click.option("--watch", "follow_it", is_flag=True, help="Follow it to its end.")
+@_json_option
+@server_options
+def submit(
+    *,
+    file: Path,
+    endpoint: str | None,
+    window: str,
+    metadata: tuple[str, ...],
+    follow_it: bool,
+    as_json: bool,
+    base_url: str,
+    api_key: str,
+) -> None:
+    """Upload FILE, a JSONL file of requests, and run it as a batch.
+
+    Prints the batch's id. Exit status with --watch: 0 completed, 3 ended otherwise.
+    """
+    pairs = dict(_pair(text) for text in metadata)
+    endpoint = endpoint or _first_url(file)
+    client = open_client(base_url, api_key)
+    with errors_explained(base_url):
+        with file.open("rb") as content:
+            uploaded = client.files.create(file=content, purpose="batch")
+        batch = client.batches.create(
+            input_file_id=uploaded.id,
+            # Which endpoints and windows there are is the server's to say.
+            endpoint=cast(Endpoint, endpoint),
+            completion_window=cast(Literal["24h"], window),
+            metadata=pairs or None,
+        )
+        if follow_it:
+            _follow(client, batch.id, as_json=as_json)
+        elif as_json:
+            print_json(batch)
+        else:
+            print(batch.id, flush=True)
+            print(f"follow it with: nightshift watch {batch.id}", file=sys.stderr)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise click.BadParameter(f"takes KEY=VALUE, not {text!r}", param_hint="--metadata")
+    return key, value
+
+
+def _first_url(file: Path) -> str:
+    """Return the url of a file's first request.
+
+    Raises:
+        click.UsageError: it cannot be told.
+    """
+    with file.open("rb") as content:
+        line = next((line for line in content if line.strip()), b"")
+    try:
+        url = json.loads(line.removeprefix(b"\xef\xbb\xbf"))["url"]
+    except (ValueError, KeyError, TypeError):
+        url = None
+    if not isinstance(url, str):
+        raise click.UsageError(
+            f"the first line of {file.name} names no url; say which endpoint the requests are "
+            f"for with --endpoint, one of {', '.join(get_args(Endpoint))}"
+        )
+    return url
+
+
+@click.command()
+@click.argument("batch_id", metavar="ID")
+@_json_option
+@server_options
+def watch(*, batch_id: str, as_json: bool, base_url: str, api_key: str) -> None:
+    """Follow a batch to its end.
+
+    A bar on a terminal, plain lines elsewhere. Exit status: 0 completed, 3 ended otherwise.
+    """
+    client = open_client(base_url, api_key)
+    with errors_explained(base_url):
+        _follow(client, batch_id, as_json=as_json)
+
+
+def _follow(client: OpenAI, batch_id: str, *, as_json: bool) -> None:
+    """Follow a batch; ends the command where it did not complete."""
+    try:
+        batch = follow(client, batch_id, choose_display(as_json=as_json))
+    except KeyboardInterrupt:
+        fail(f"{batch_id} goes on; follow it again with: nightshift watch {batch_id}", INTERRUPTED)
+    if not as_json:
+        _say_end(batch)
+    if batch.status != "completed":
+        sys.exit(NOT_COMPLETED)
+
+
+def _say_end(batch: Batch) -> None:
+    for error in (batch.errors.data if batch.errors else None) or []:
+        where = f"line {error.line}: " if error.line is not None else ""
+        print(f"  {where}{error.message} ({error.code})", file=sys.stderr)
+    if batch.output_file_id or batch.error_file_id:
+        failed = " --errors FILE" if batch.error_file_id else ""
+        print(f"results with: nightshift results {batch.id}{failed}", file=sys.stderr)
+
+
+@click.command(name="list")
+@click.option("--limit", type=click.IntRange(1), default=20, show_default=True)
+@_json_option
+@server_options
+def list_batches(*, limit: int, as_json: bool, base_url: str, api_key: str) -> None:
+    """List batches, newest first."""
+    client = open_client(base_url, api_key)
+    with errors_explained(base_url):
+        batches = []
+        for batch in client.batches.list(limit=min(limit, 100)):
+            batches.append(batch)
+            if len(batches) == limit:
+                break
+    if as_json:
+        for batch in batches:
+            print_json(batch)
+        return
+    rows = [("ID", "STATUS", "DONE", "FAILED", "LINES", "CREATED"), *map(_row, batches)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        print("  ".join(cells).rstrip())
+
+
+def _row(batch: Batch) -> tuple[str, ...]:
+    created = datetime.datetime.fromtimestamp(batch.created_at, datetime.UTC).astimezone()
+    done, failed, total = counts_of(batch)
+    return (
+        batch.id,
+        batch.status,
+        str(done),
+        str(failed),
+        str(total),
+        created.strftime("%Y-%m-%d %H:%M:%S"),
+    )
+
+
+@click.command()
+@click.argument("batch_id", metavar="ID")
+@_json_option
+@server_options
+def cancel(*, batch_id: str, as_json: bool, base_url: str, api_key: str) -> None:
+    """Cancel a batch; what is finished is kept."""
+    client = open_client(base_url, api_key)
+    with errors_explained(base_url):
+        batch = client.batches.cancel(batch_id)
+    if as_json:
+        print_json(batch)
+    else:
+        print(f"{batch.id} {batch.status}")
+
+
+@click.command()
+@click.argument("batch_id", metavar="ID")
+@click.option(
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the results there.  [default: standard output]",
+)
+@click.option(
+    "--errors",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the lines that failed there.",
+)
+@_json_option
+@server_options
+def results(
+    *,
+    batch_id: str,
+    output: Path | None,
+    errors: Path | None,
+    as_json: bool,
+    base_url: str,
+    api_key: str,
+) -> None:
+    """Download a batch's results (--output) and the lines that failed (--errors).
+
+    A file that is named is written whole or not at all; one without lines is written empty.
+    With --json and files named, the batch object is printed.
+    """
+    client = open_client(base_url, api_key)
+    with errors_explained(base_url):
+        batch = client.batches.retrieve(batch_id)
+        if not batch.output_file_id and not batch.error_file_id:
+            fail(f"{batch_id} is {batch.status} and has no results", REFUSED)
+        if errors is not None:
+            _save(client, batch.error_file_id, errors)
+        if output is not None:
+            _save(client, batch.output_file_id, output)
+        elif errors is None:
+            _print_content(client, batch.output_file_id)
+    if as_json and (output or errors):
+        print_json(batch)
+    elif batch.error_file_id and errors is None:
+        _, failed, _ = counts_of(batch)
+        print(f"{failed} line(s) failed; get them with --errors FILE", file=sys.stderr)
+
+
+def _save(client: OpenAI, file_id: str | None, path: Path) -> None:
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with partial.open("wb") as file:
+            for part in _content(client, file_id):
+                file.write(part)
+        partial.replace(path)
+    except OSError as error:
+        fail(f"{path} cannot be written: {error.strerror}", REFUSED)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _print_content(client: OpenAI, file_id: str | None) -> None:
+    try:
+        for part in _content(client, file_id):
+            sys.stdout.buffer.write(part)
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        # Whoever read it has had enough, as `head` has.
+        sys.stderr.close()
+        sys.exit(0)
+
+
+def _content(client: OpenAI, file_id: str | None) -> Any:
+    """Yield a file's bytes as they arrive; none where there is no file."""
+    if file_id is None:
+        return
+    with client.files.with_streaming_response.content(file_id) as response:
+        yield from response.iter_bytes(1024 * 1024)

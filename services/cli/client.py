@@ -1,0 +1,83 @@
+"""What the commands that talk to a server share: where it is, who asks, and what errors say."""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NoReturn, TypeVar
+from urllib.parse import urlsplit
+
+import click
+import openai
+
+DEFAULT_URL: Final = "http://127.0.0.1:8000/v1"
+
+REFUSED: Final = 1
+"""Exit status where the server says no."""
+NOT_COMPLETED: Final = 3
+"""Exit status where a batch ended as failed, expired or cancelled."""
+UNREACHABLE: Final = 4
+"""Exit status where no server answers."""
+INTERRUPTED: Final = 130
+
+_TIMEOUT_SECONDS: Final = 60.0
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def server_options(command: Command) -> Command:
+    """Add `--base-url` and `--api-key`, which arrive as `base_url` and `api_key`."""
+    url = click.option(
+        "--base-url",
+        envvar="NIGHTSHIFT_URL",
+        default=DEFAULT_URL,
+        show_default=True,
+        show_envvar=True,
+        help="The server.",
+    )
+    key = click.option(
+        "--api-key",
+        envvar="NIGHTSHIFT_API_KEY",
+        default="none",
+        show_default=True,
+        show_envvar=True,
+        help="Any will do while the server has none configured.",
+    )
+    return url(key(command))
+
+
+def open_client(base_url: str, api_key: str) -> openai.OpenAI:
+    """Return the official client; an address as `nightshift up` prints it is enough."""
+    if not urlsplit(base_url).path.strip("/"):
+        base_url = f"{base_url.rstrip('/')}/v1"
+    return openai.OpenAI(
+        base_url=base_url, api_key=api_key, timeout=_TIMEOUT_SECONDS, max_retries=1
+    )
+
+
+@contextlib.contextmanager
+def errors_explained(base_url: str) -> Iterator[None]:
+    """End the command with one line and an exit status where the server refuses or is not there."""
+    try:
+        yield
+    except openai.APIConnectionError:
+        fail(
+            f"no server answers at {base_url}: start one with `nightshift up`, or name another "
+            "with --base-url or NIGHTSHIFT_URL",
+            UNREACHABLE,
+        )
+    except openai.APIStatusError as error:
+        fail(_message_of(error), REFUSED)
+    except openai.OpenAIError as error:
+        fail(str(error), REFUSED)
+
+
+def _message_of(error: openai.APIStatusError) -> str:
+    body = error.body
+    message = body.get("message") if isinstance(body, dict) else None
+    return f"{message or error.message} (HTTP {error.status_code})"
+
+
+def fail(message: str, status: int) -> NoReturn:
+    """Say what is wrong on standard error and end with `status`."""
+    print(f"nightshift: {message}", file=sys.stderr)
+    sys.exit(status)
