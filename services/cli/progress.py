@@ -18,6 +18,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 ENDED: Final = frozenset({"completed", "failed", "expired", "cancelled"})
 
 _RATE_SECONDS: Final = 15.0
+_LEAST_RATE_SECONDS: Final = 0.5
 _LINE_SECONDS: Final = 2.0
 # Quick at first, so that a small batch is not waited for; then kind to the server.
 _QUICK_POLL_SECONDS: Final = 0.1
@@ -87,7 +88,9 @@ class Rate:
         if len(self._seen) < 2:
             return None
         (first, before), (last, after) = self._seen[0], self._seen[-1]
-        return (after - before) / (last - first) if last > first and after > before else None
+        if last - first < _LEAST_RATE_SECONDS or after == before:
+            return None
+        return (after - before) / (last - first)
 
 
 def counts_of(batch: Batch) -> tuple[int, int, int]:
