@@ -1,0 +1,1 @@
+"""Orders in which the batches of a pool get its capacity, one a file."""

@@ -1,0 +1,77 @@
+"""Entry point of the scheduler: the leader dispatches, standbys wait for its lease."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Coroutine
+from typing import Any, NoReturn, TypeVar
+
+from services.kit import bus, interceptors, rpc, service
+from services.kit.clock import SystemClock
+from services.kit.ids import uuid7_hex
+from services.kit.log import get_logger
+from services.scheduler.domain.policies.fifo import Fifo
+from services.scheduler.scheduler import Scheduler
+from services.scheduler.settings import SchedulerSettings
+from services.scheduler.work_client import WorkClient
+
+_log = get_logger(__name__)
+
+T = TypeVar("T")
+
+
+async def serve(settings: SchedulerSettings, stopping: asyncio.Event) -> None:
+    """Run a scheduler until `stopping` is set, then drain.
+
+    Raises:
+        SettingsError: the secret cannot be read.
+        RuntimeError: the health port is taken.
+    """
+    secret = service.read_secret(settings.secret_file)
+    holder = settings.name or f"{socket.gethostname()}-{uuid7_hex()}"
+    async with contextlib.AsyncExitStack() as stack:
+        connection = await _unless(stopping, bus.connect(settings.nats_url, "scheduler"))
+        if connection is None:
+            return
+        stack.push_async_callback(connection.close)
+        channel = rpc.open_channel(settings.store)
+        stack.push_async_callback(channel.close)
+        scheduler = Scheduler(
+            bus=connection,
+            client=WorkClient(channel, secret),
+            policy=Fifo(),
+            clock=SystemClock(),
+            holder=holder,
+            tick_seconds=settings.window_tick_seconds,
+        )
+        # Only health is served, and a standby is ready too: it takes over by itself.
+        server = await rpc.start_server(settings.listen, [], [interceptors.TelemetryInterceptor()])
+        stack.push_async_callback(server.drain, 0)
+        service.serve_metrics(settings.metrics_listen)
+        _log.info("scheduler_ready", holder=holder, port=server.port)
+        await scheduler.run(stopping)
+
+
+async def _unless(stopping: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """Return what `work` returns, or None when `stopping` is set first."""
+    working = asyncio.create_task(work)
+    stopped = asyncio.create_task(stopping.wait())
+    await asyncio.wait({working, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if working.done():
+        return working.result()
+    working.cancel()
+    return None
+
+
+def main() -> NoReturn:
+    """Run the scheduler as the environment says."""
+
+    async def run(stopping: asyncio.Event) -> None:
+        await serve(SchedulerSettings.load(), stopping)
+
+    service.run("scheduler", run)
+
+
+if __name__ == "__main__":
+    main()

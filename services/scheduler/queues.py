@@ -1,0 +1,187 @@
+"""The pools' queues on the bus: made before use, measured each second, published to."""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Final
+
+import prometheus_client
+
+from protos.nightshift.v1.dispatch_pb2 import Dispatch, ExecutorBeat
+from services.kit import telemetry
+from services.kit.bus import Bus, BusFault
+from services.kit.clock import Clock
+from services.kit.ids import ChunkId, PoolId
+from services.kit.log import get_logger
+from services.scheduler.domain.capacity import Capacity, ExecutorWord, capacity_of
+from services.scheduler.domain.chunker import full_chunk_lines
+from services.scheduler.domain.unopened import Unopened
+from services.scheduler.leader import Leader
+
+_log = get_logger(__name__)
+
+PUBLISH_SECONDS: Final = 60.0
+"""How long a dispatch is tried; after that reconciling finds it by its age."""
+_FIRST_DELAY_SECONDS: Final = 0.05
+_MOST_DELAY_SECONDS: Final = 1.0
+
+_PUBLISHED = prometheus_client.Counter(
+    "nightshift_scheduler_chunks_published_total", "Dispatches that the broker took.", ["pool"]
+)
+_ROOM = prometheus_client.Gauge(
+    "nightshift_scheduler_room_lines", "Lines that a pool can be sent now.", ["pool"]
+)
+_UNOPENED = prometheus_client.Gauge(
+    "nightshift_scheduler_unopened_lines", "Lines published and opened by nobody yet.", ["pool"]
+)
+
+
+class Queues:
+    """What this leader knows of the broker; empty at the start of each term."""
+
+    def __init__(self, bus: Bus, leader: Leader, clock: Clock) -> None:
+        """Know of no queue yet."""
+        self._bus = bus
+        self._leader = leader
+        self._clock = clock
+        self._streams_stand = False
+        self._ready: set[PoolId] = set()
+        self._unopened = Unopened()
+        # The dispatch of each chunk that is being published, so that a higher one ends the wait.
+        self._publishing: dict[ChunkId, int] = {}
+
+    @property
+    def ready(self) -> frozenset[PoolId]:
+        """Return the pools that can be published to."""
+        return frozenset(self._ready)
+
+    def clear(self) -> None:
+        """Begin a term: what a former one knew is too old."""
+        self._streams_stand = False
+        self._ready.clear()
+        self._unopened.clear()
+
+    async def ensure(self, pool_ids: Iterable[PoolId]) -> None:
+        """Make what is missing for these pools, and count what waits there.
+
+        Raises:
+            BusFault: the broker does not answer; pools made so far are ready.
+        """
+        for pool_id in pool_ids:
+            if pool_id in self._ready:
+                continue
+            if not self._streams_stand:
+                await self._bus.ensure_streams()
+                self._streams_stand = True
+            asked = self._clock.monotonic()
+            self._unopened.correct(pool_id, await self._bus.ensure_consumer(pool_id), asked)
+            self._ready.add(pool_id)
+
+    async def measure(self) -> dict[PoolId, int]:
+        """Return what waits in each ready pool's queue, and correct the counts by it.
+
+        A pool whose consumer does not answer is left out, and ready no more.
+        """
+
+        async def ask(pool_id: PoolId) -> int | None:
+            try:
+                return await self._bus.pending(pool_id)
+            except BusFault as fault:
+                _log.warning("queue_not_measured", pool=pool_id, error=_named(fault))
+                return None
+
+        asked = self._clock.monotonic()
+        pools = sorted(self._ready)
+        pending: dict[PoolId, int] = {}
+        for pool_id, number in zip(pools, await asyncio.gather(*map(ask, pools)), strict=True):
+            if number is None:
+                self._ready.discard(pool_id)
+                self._streams_stand = False
+            else:
+                pending[pool_id] = number
+                self._unopened.correct(pool_id, number, asked)
+        return pending
+
+    def note_opened(self, beat: ExecutorBeat) -> None:
+        """Take off the count what an executor says it opened or dropped."""
+        for text in beat.opened:
+            chunk_id, _, number = text.rpartition(":")
+            if number.isdecimal():
+                self._unopened.opened(PoolId(beat.pool_id), (ChunkId(chunk_id), int(number)))
+
+    def capacities(self, words: dict[PoolId, list[ExecutorWord]]) -> dict[PoolId, Capacity]:
+        """Return what each ready pool can take, from the last words of its live executors."""
+        found: dict[PoolId, Capacity] = {}
+        if not self._bus.connected:
+            # What is cut now could not be published.
+            return found
+        for pool_id in self._ready:
+            capacity = capacity_of(words.get(pool_id, ()))
+            unopened = self._unopened.lines(pool_id, full_chunk_lines(capacity))
+            found[pool_id] = replace(capacity, unopened_lines=unopened)
+            _ROOM.labels(pool_id).set(found[pool_id].room)
+            _UNOPENED.labels(pool_id).set(unopened)
+        return found
+
+    async def publish(self, term: int, dispatches: Sequence[Dispatch]) -> int:
+        """Publish dispatches all at once, in order; return how many the broker took.
+
+        One that gets no answer is published again under the same id, while this scheduler leads in
+        `term`, no higher dispatch of the chunk is published, and for `PUBLISH_SECONDS` at most.
+        """
+        now = self._clock.monotonic()
+        for dispatch in dispatches:
+            chunk_id = ChunkId(dispatch.chunk_id)
+            self._publishing[chunk_id] = dispatch.dispatch
+            self._unopened.opened(PoolId(dispatch.pool_id), (chunk_id, dispatch.dispatch - 1))
+            # Before it is published: its opening may be heard before the broker's answer.
+            self._unopened.add(
+                PoolId(dispatch.pool_id),
+                (chunk_id, dispatch.dispatch),
+                lines=dispatch.line_count,
+                now=now,
+            )
+        taken = await asyncio.gather(*(self._publish(term, each) for each in dispatches))
+        return sum(taken)
+
+    async def _publish(self, term: int, dispatch: Dispatch) -> bool:
+        chunk_id = ChunkId(dispatch.chunk_id)
+        give_up = self._clock.monotonic() + PUBLISH_SECONDS
+        delay = _FIRST_DELAY_SECONDS
+        try:
+            while self._may_publish(term, dispatch) and self._clock.monotonic() < give_up:
+                try:
+                    await self._publish_once(dispatch)
+                except BusFault as fault:
+                    _log.warning(
+                        "publish_unanswered",
+                        chunk=chunk_id,
+                        dispatch=dispatch.dispatch,
+                        error=_named(fault),
+                    )
+                    await asyncio.sleep(delay)
+                    delay = min(2 * delay, _MOST_DELAY_SECONDS)
+                else:
+                    _PUBLISHED.labels(dispatch.pool_id).inc()
+                    return True
+            return False
+        finally:
+            if self._publishing.get(chunk_id) == dispatch.dispatch:
+                del self._publishing[chunk_id]
+
+    def _may_publish(self, term: int, dispatch: Dispatch) -> bool:
+        latest = self._publishing.get(ChunkId(dispatch.chunk_id))
+        return self._leader.leads(term) and latest == dispatch.dispatch
+
+    async def _publish_once(self, dispatch: Dispatch) -> None:
+        if not dispatch.traceparent:
+            await self._bus.publish_dispatch(dispatch)
+            return
+        context = telemetry.context_of({"traceparent": dispatch.traceparent})
+        with telemetry.tracer.start_as_current_span("scheduler.publish", context=context) as span:
+            span.set_attribute("nightshift.chunk", dispatch.chunk_id)
+            await self._bus.publish_dispatch(dispatch)
+
+
+def _named(fault: BaseException) -> str:
+    return str(fault) or type(fault).__name__
