@@ -184,6 +184,7 @@ async def _run(plan: Plan, data: DataDir, lock: int) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, on_signal)
+    watcher = asyncio.create_task(_stop_with_parent(stopping))
     for name in end_leftovers(data):
         _log.warning("leftover_ended", child=name)
     addresses = _choose_addresses(plan)
@@ -206,6 +207,17 @@ async def _run(plan: Plan, data: DataDir, lock: int) -> None:
         _log.info("stopping")
         await fleet.stop(hurry)
         await guard.stop()
+        watcher.cancel()
+
+
+async def _stop_with_parent(stopping: asyncio.Event) -> None:
+    """Stop when a program that asked for it, as our services do, is gone."""
+    if not os.environ.get("NIGHTSHIFT_DIE_WITH_PARENT"):
+        return
+    parent = os.getppid()
+    while os.getppid() == parent:  # noqa: ASYNC110 - nothing tells of a parent's end
+        await asyncio.sleep(0.5)
+    stopping.set()
 
 
 async def _serve(fleet: Fleet, addresses: Addresses, stopping: asyncio.Event) -> None:
