@@ -1,0 +1,37 @@
+"""Asks one service whether it takes work: `python -m services.kit.probe HOST:PORT`.
+
+For container health checks, where no other client of gRPC's health service is at hand.
+"""
+
+import asyncio
+import sys
+from typing import Final
+
+from services.kit import rpc
+
+TIMEOUT_SECONDS: Final = 2.0
+"""Wait for an answer; below the time-outs that deploy/ gives a health check."""
+
+
+async def probe(target: str) -> bool:
+    """Tell whether the service at `host:port` says that it takes work; no answer means no."""
+    channel = rpc.open_channel(target)
+    try:
+        return await rpc.is_serving(channel, timeout_seconds=TIMEOUT_SECONDS)
+    finally:
+        await channel.close()
+
+
+def main(arguments: list[str]) -> int:
+    """Probe the one address given; returns 0 where it takes work, 1 where not, 2 for misuse."""
+    if len(arguments) != 1:
+        sys.stderr.write("usage: python -m services.kit.probe HOST:PORT\n")
+        return 2
+    if asyncio.run(probe(arguments[0])):
+        return 0
+    sys.stderr.write(f"{arguments[0]} takes no work right now\n")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

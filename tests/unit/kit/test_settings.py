@@ -1,0 +1,91 @@
+"""Settings come from the environment; what is unknown or does not fit is named, never shown."""
+
+import importlib
+import inspect
+from pathlib import Path
+
+import pytest
+from pydantic import Field, ValidationError
+from pydantic_settings import SettingsConfigDict
+
+import services
+from services.kit.settings import ServiceSettings, SettingsError
+
+pytestmark = pytest.mark.unit
+
+MOST_SETTINGS = 15
+
+
+class PlantSettings(ServiceSettings):
+    """Settings of a service that only this test knows."""
+
+    model_config = SettingsConfigDict(env_prefix="NIGHTSHIFT_PLANT_", frozen=True, extra="forbid")
+
+    listen: str = "127.0.0.1:1"
+    pots: int = Field(3, gt=0)
+    bus_url: str = Field("nats://here", validation_alias="NIGHTSHIFT_BUS_URL")
+
+
+def all_settings() -> list[type[ServiceSettings]]:
+    """Return every service's settings class."""
+    found = []
+    for file in sorted(Path(services.__path__[0]).glob("*/settings.py")):
+        module = importlib.import_module(f"services.{file.parent.name}.settings")
+        found += [
+            one
+            for _, one in inspect.getmembers(module, inspect.isclass)
+            if issubclass(one, ServiceSettings) and one is not ServiceSettings
+        ]
+    return found
+
+
+def test_nothing_set_is_enough() -> None:
+    assert PlantSettings.load().pots == 3
+
+
+def test_the_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NIGHTSHIFT_PLANT_POTS", "7")
+    monkeypatch.setenv("NIGHTSHIFT_BUS_URL", "nats://there")
+    settings = PlantSettings.load()
+    assert (settings.pots, settings.bus_url) == (7, "nats://there")
+
+
+def test_an_unknown_name_with_the_prefix_stops_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NIGHTSHIFT_PLANT_POT", "hunter2")
+    with pytest.raises(SettingsError, match=r"NIGHTSHIFT_PLANT_POT;.*NIGHTSHIFT_PLANT_POTS") as got:
+        PlantSettings.load()
+    assert "hunter2" not in str(got.value)
+
+
+def test_names_of_other_services_are_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NIGHTSHIFT_PLANTER_POTS", "x")
+    monkeypatch.setenv("NIGHTSHIFT_WHATEVER", "x")
+    PlantSettings.load()
+
+
+@pytest.mark.parametrize("value", ["hunter2", "-4711", ""])
+def test_a_value_that_does_not_fit_is_named_and_not_shown(
+    monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("NIGHTSHIFT_PLANT_POTS", value)
+    with pytest.raises(SettingsError, match="NIGHTSHIFT_PLANT_POTS: ") as got:
+        PlantSettings.load()
+    assert not value or value not in str(got.value)
+    # The cause would be printed with its input in a traceback.
+    assert got.value.__suppress_context__
+    assert got.value.__cause__ is None
+
+
+def test_settings_do_not_change() -> None:
+    settings = PlantSettings.load()
+    with pytest.raises(ValidationError):
+        settings.pots = 4
+
+
+def test_every_service_has_few_settings_and_starts_without_any() -> None:
+    found = all_settings()
+    assert "StoreSettings" in {one.__name__ for one in found}
+    for one in found:
+        assert len(one.model_fields) <= MOST_SETTINGS, one.__name__
+        assert str(one.model_config["env_prefix"]).startswith("NIGHTSHIFT_"), one.__name__
+        one.load()
