@@ -1,0 +1,44 @@
+"""The health probe of containers, run as they run it, against a real server."""
+
+import asyncio
+import sys
+
+import pytest
+
+from services.kit import rpc
+from services.kit.interceptors import SecretInterceptor
+
+pytestmark = pytest.mark.integration
+
+
+async def probe(*arguments: str) -> tuple[int, str]:
+    """Run the probe; returns its exit status and what it said."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "services.kit.probe", *arguments),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    output, said = await process.communicate()
+    assert process.returncode is not None
+    assert output == b""
+    return process.returncode, said.decode()
+
+
+async def test_it_tells_whether_a_service_takes_work() -> None:
+    server = await rpc.start_server("127.0.0.1:0", [], [SecretInterceptor("not told to probes")])
+    target = f"127.0.0.1:{server.port}"
+    try:
+        assert await probe(target) == (0, "")
+        await server.set_ready(False)
+        assert await probe(target) == (1, f"{target} takes no work right now\n")
+        await server.set_ready(True)
+        assert (await probe(target))[0] == 0
+    finally:
+        await server.drain(0)
+    assert (await probe(target))[0] == 1
+
+
+@pytest.mark.parametrize("arguments", [(), ("127.0.0.1:1", "127.0.0.1:2")])
+async def test_it_wants_one_address(arguments: tuple[str, ...]) -> None:
+    status, said = await probe(*arguments)
+    assert (status, said[:6]) == (2, "usage:")
