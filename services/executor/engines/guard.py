@@ -59,12 +59,10 @@ def guarded_body(request: EngineRequest) -> dict[str, Any]:
     """
     try:
         body = orjson.loads(request.body)
-    except orjson.JSONDecodeError:
-        # The store has seen that it is JSON; what is left is mostly a cut emoji, which other
-        # parsers let through to a tokenizer that then fails on it.
-        raise BodyRefused(
-            "The body is not valid JSON text: check for lone surrogates such as \\ud83d."
-        ) from None
+    except orjson.JSONDecodeError as error:
+        # The store has seen that it is JSON; what is left is mostly a cut emoji (a lone
+        # surrogate), which other parsers let through to a tokenizer that then fails on it.
+        raise BodyRefused(f"The body is not valid JSON text: {error}.") from None
     if not isinstance(body, dict):
         raise BodyRefused("The body must be a JSON object.")
     guarded = {key: value for key, value in body.items() if key not in DROPPED}

@@ -127,11 +127,9 @@ def read_body(request: EngineRequest) -> tuple[dict[str, Any], Faults]:
         raise Refused(f"This engine does not serve {request.endpoint}.")
     try:
         body = orjson.loads(request.body)
-    except orjson.JSONDecodeError:
+    except orjson.JSONDecodeError as error:
         # orjson refuses lone surrogates, which other parsers let through to the engine.
-        raise Refused(
-            "The body is not valid JSON text: check for lone surrogates such as \\ud83d."
-        ) from None
+        raise Refused(f"The body is not valid JSON text: {error}.") from None
     if not isinstance(body, dict):
         raise Refused("The body must be a JSON object.")
     _check_sampling(body)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import os
 import subprocess
 import sys
@@ -95,21 +96,21 @@ class VllmEngine:
         """
         await self.close()
         vllm_api.set_environment(self._model)
+        others = {process.pid for process in psutil.Process().children(recursive=True)}
         starting = asyncio.create_task(asyncio.to_thread(self._start_llm))
         try:
             # The loop stays free, and the reaper hears of each process while it comes up.
             while not starting.done():
                 await asyncio.wait([starting], timeout=0.5)
-                self._note_processes()
+                self._note_processes(others)
             arguments, self._llm = starting.result()
             self._served = await vllm_api.serve(self._llm, arguments)
         except BaseException as error:
-            await self._settle(starting)
+            await self._settle(starting, others)
             await self.close()
             if isinstance(error, EngineError) or not isinstance(error, Exception):
                 raise
             raise EngineStartError(f"vLLM did not start: {error}") from error
-        self._note_processes()
         self.endpoints = frozenset(self._served)
         self.seats = vllm_api.seats_of(self._llm)
         self.context_length = int(self._llm.model_config.max_model_len)
@@ -124,9 +125,8 @@ class VllmEngine:
         future: asyncio.Future[EngineResponse] = asyncio.get_running_loop().create_future()
         task = asyncio.create_task(self._run(request, future))
         self._calls[request.request_id] = (future, task)
-        task.add_done_callback(partial(self._leave, request.request_id, future))
-        # A caller that cancels its awaitable must not leave the request in the engine.
-        future.add_done_callback(lambda _: task.cancel() if future.cancelled() else None)
+        future.add_done_callback(partial(self._leave, request.request_id, task))
+        task.add_done_callback(partial(_pass_on, future))
         return future
 
     def submit_many(self, requests: Sequence[EngineRequest]) -> list[Answer]:
@@ -143,8 +143,12 @@ class VllmEngine:
         llm, self._llm = self._llm, None
         await self._abort_calls(list(self._calls.values()), RequestAborted, "the engine was closed")
         if llm is not None:
-            self._note_processes()
             await asyncio.to_thread(llm.shutdown)
+            # Its objects form cycles; one that is only collected while the interpreter ends
+            # prints a traceback, and a new engine needs the memory.
+            self._served = {}
+            del llm
+            await asyncio.to_thread(gc.collect)
         if self._processes:
             await asyncio.to_thread(self._end_processes, _PROCESSES_GONE_SECONDS)
         if self._reaper is not None:
@@ -189,13 +193,12 @@ class VllmEngine:
         return response
 
     def _leave(
-        self, request_id: str, future: asyncio.Future[EngineResponse], task: asyncio.Task[None]
+        self, request_id: str, task: asyncio.Task[None], future: asyncio.Future[Any]
     ) -> None:
+        """The call is over for its caller; where that came early, for the engine too."""
         del self._calls[request_id]
-        error = None if task.cancelled() else task.exception()
-        # Without an error the future is settled, unless the task was cancelled by no abort of
-        # ours, as a loop that ends does.
-        _fail(future, error or RequestAborted(request_id))
+        if future.cancelled():
+            task.cancel()
 
     async def _abort_calls(
         self,
@@ -224,19 +227,19 @@ class VllmEngine:
     def _on_step(self) -> None:
         self._last_step_at = self._clock()
 
-    async def _settle(self, starting: asyncio.Task[tuple[Any, Any]]) -> None:
+    async def _settle(self, starting: asyncio.Task[tuple[Any, Any]], others: set[int]) -> None:
         """A start that was cancelled still runs in its thread: end what comes of it."""
-        self._note_processes()
+        self._note_processes(others)
         if not starting.done():
             await asyncio.to_thread(self._end_processes, 0.0)
         with contextlib.suppress(Exception):
             _, self._llm = await starting
 
-    def _note_processes(self) -> None:
-        """Remember the engine's processes, here and in the reaper."""
-        helpers = {self._reaper.pid} if self._reaper is not None else set()
+    def _note_processes(self, others: set[int]) -> None:
+        """Remember the engine's processes, here and in the reaper: all children but `others`."""
+        known = others | self._processes.keys() | ({self._reaper.pid} if self._reaper else set())
         for process in psutil.Process().children(recursive=True):
-            if process.pid in self._processes or process.pid in helpers:
+            if process.pid in known:
                 continue
             with contextlib.suppress(psutil.Error, OSError):
                 # Python's own resource tracker serves this process to its end.
@@ -255,6 +258,14 @@ class VllmEngine:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         psutil.wait_procs(alive, timeout=_PROCESSES_GONE_SECONDS)
+
+
+def _pass_on(future: asyncio.Future[EngineResponse], task: asyncio.Task[None]) -> None:
+    """Let no caller wait for a task that has ended."""
+    error = None if task.cancelled() else task.exception()
+    # Without an error the future is settled, unless the task was cancelled by no abort of ours,
+    # as a loop that ends does.
+    _fail(future, error or RequestAborted("the engine's task was cancelled"))
 
 
 def _fail(future: asyncio.Future[EngineResponse], error: BaseException) -> None:

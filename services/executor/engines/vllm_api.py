@@ -8,10 +8,11 @@ import hashlib
 import importlib
 import importlib.metadata
 import os
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import orjson
 
@@ -67,6 +68,10 @@ _ENDPOINTS = {
 """Endpoint → request class, attribute of the application state, method of the serving class."""
 
 
+_DETAILS = re.compile(r" \(parameter=.*\)$", re.DOTALL)
+"""What vLLM appends to its validation errors; the parameter has its own field."""
+
+
 def find(name: str) -> Any:
     """A name of vLLM's, wherever this release keeps it. Raises `EngineStartError`."""
     reasons = []
@@ -111,7 +116,7 @@ def set_environment(model: str) -> None:
 def parse_arguments(model: str, served_name: str, engine_args: Sequence[str]) -> Any:
     """vLLM's own namespace: our defaults, then the user's, of which the last wins.
 
-    Raises `EngineStartError` where vLLM refuses them (it says why on standard error).
+    Raises `EngineStartError` with vLLM's reason where it refuses them.
     """
     arguments = ["--model", model, "--served-model-name", served_name]
     arguments += ["--enable-prompt-tokens-details"]  # usage.prompt_tokens_details.cached_tokens
@@ -123,10 +128,17 @@ def parse_arguments(model: str, served_name: str, engine_args: Sequence[str]) ->
     # The parser is run-batch's; its two files are required and mean nothing here.
     arguments += [*engine_args, "-i", "unused", "-o", "unused"]
     parser = find("make_arg_parser")(find("FlexibleArgumentParser")(prog="--engine-args"))
-    try:
-        return parser.parse_args(arguments)
-    except SystemExit as refused:
-        raise EngineStartError(f"vLLM refused the engine arguments {engine_args}") from refused
+    parser.error = _refuse_arguments  # argparse would print 300 lines and exit
+    parsed = parser.parse_args(arguments)
+    if find("current_platform").is_cpu() and parsed.enforce_eager:
+        # The first log-probabilities would else stop the engine for 14 s to compile a small
+        # function, with a C++ compiler that need not be there. Read by the engine's processes.
+        os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
+    return parsed
+
+
+def _refuse_arguments(message: str) -> NoReturn:
+    raise EngineStartError(f"vLLM refused the engine arguments: {message}")
 
 
 def make_llm(arguments: Any, on_step: Callable[[], None]) -> Any:
@@ -235,6 +247,7 @@ def failure(error: Exception) -> EngineResponse:
 
 def _error(status: int, content: dict[str, Any]) -> EngineResponse:
     message = str(content.get("message") or f"The engine answered {status}.")
+    message = _DETAILS.sub("", message)
     param = content.get("param")
     if status >= 500:
         return EngineResponse(status, error_body(message, type_="server_error"))

@@ -1,0 +1,77 @@
+"""The body does not steer the engine."""
+
+from typing import Any
+
+import orjson
+import pytest
+
+from services.executor.engines.base import CHAT_COMPLETIONS, EngineRequest
+from services.executor.engines.guard import DROPPED, BodyRefused, guarded_body
+from tests.kit.engine_contract import assert_envelope
+
+pytestmark = pytest.mark.unit
+
+
+def guarded(body: dict[str, Any] | bytes) -> dict[str, Any]:
+    raw = body if isinstance(body, bytes) else orjson.dumps(body)
+    return guarded_body(EngineRequest(CHAT_COMPLETIONS, "served", raw, "b" * 32, 1))
+
+
+def parts(*contents: dict[str, Any]) -> dict[str, Any]:
+    return {"model": "m", "messages": [{"role": "user", "content": list(contents)}]}
+
+
+def test_what_steers_is_dropped_and_what_asks_is_kept() -> None:
+    kept = {"max_tokens": 5, "seed": 1, "tools": [], "response_format": {"type": "json_object"}}
+    body = guarded({"model": "alias", "request_id": "mine", **dict.fromkeys(DROPPED, 1), **kept})
+    assert body == {"model": "served", "request_id": "b" * 32, **kept}
+
+
+def test_template_arguments_are_plain_and_replace_none_of_the_renderers() -> None:
+    body = guarded(
+        {
+            "chat_template_kwargs": {
+                "enable_thinking": False,
+                "chat_template": "{{ 1 / 0 }}",
+                "tokenize": True,
+                "tools": [{"a": 1}],
+                "nested": {"a": 1},
+            }
+        }
+    )
+    assert body["chat_template_kwargs"] == {"enable_thinking": False}
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": "http://169.254.169.254/latest"}},
+        {"type": "image_url", "image_url": "https://example.com/a.png"},
+        {"image_url": {"url": "file:///etc/passwd"}},
+        {"type": "input_image", "image_url": " data:image/png;base64,AA"},
+        {"type": "audio_url", "audio_url": {"url": "ftp://example.com"}},
+        {"type": "video_url", "video_url": {"url": 5}},
+        {"type": "text", "text": "x", "inner": [{"deep": {"image_url": "http://localhost"}}]},
+    ],
+)
+def test_media_from_elsewhere_is_refused(part: dict[str, Any]) -> None:
+    with pytest.raises(BodyRefused) as refused:
+        guarded(parts(part))
+    assert assert_envelope(refused.value.response)["param"] == "messages"
+
+
+def test_media_inside_the_body_is_taken() -> None:
+    body = parts(
+        {"type": "text", "text": "see http://example.com"},
+        {"type": "image_url", "image_url": {"url": "DATA:image/png;base64,AAAA"}},
+    )
+    assert guarded(body)["messages"] == body["messages"]
+
+
+@pytest.mark.parametrize(
+    "raw", [b"[]", b"{", b'{"a":"\\ud83d"}', b'{"a":NaN}', b'{"chat_template_kwargs":[1]}']
+)
+def test_what_is_no_object_of_strict_json_is_refused(raw: bytes) -> None:
+    with pytest.raises(BodyRefused) as refused:
+        guarded(raw)
+    assert_envelope(refused.value.response)
