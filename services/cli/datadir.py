@@ -46,7 +46,8 @@ class DataDir:
             DataDirError: it cannot be made, or another `up` has it.
         """
         try:
-            self.run.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.run.mkdir(mode=0o700, exist_ok=True)
             descriptor = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise DataDirError(f"{self.root} cannot be used: {error.strerror}") from error

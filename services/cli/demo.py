@@ -120,12 +120,14 @@ class System:
             raise DemoError(f"the services did not start; their log ends with\n{self.log_end()}")
         self.base_url = f"{line.removeprefix('ready: ').strip()}/v1"
 
-    def engine_process(self) -> str:
-        """Return the id of the executor's process; empty while there is none."""
-        try:
-            return (self._data / "run" / "executor-0.pid").read_text().strip()
-        except OSError:
-            return ""
+    def engine_failure(self) -> str:
+        """Return why the engine did not start; empty while nothing says so."""
+        for line in self._log.read_text(errors="replace").splitlines():
+            if '"engine_start_failed"' in line:
+                return str(json.loads(line).get("reason"))
+            if '"child_ended"' in line and '"executor-0"' in line:
+                return "the executor ended"
+        return ""
 
     def log_end(self, lines: int = 20) -> str:
         """Return the last lines of all services' log."""
@@ -192,16 +194,19 @@ def wait_for_engine(client: OpenAI, system: System, request: Request, usual: str
     """
     say(f"Loading the model into the engine (usually {usual})")
     began = said = time.monotonic()
-    first = system.engine_process()
     batch = submit(client, [request])
     while batch.status not in ENDED:
         now = time.monotonic()
-        if system.engine_process() not in ("", first) or now - began > _ENGINE_SECONDS:
-            raise DemoError(f"the engine does not start; the log ends with\n{system.log_end()}")
+        failure = system.engine_failure()
+        if failure or now - began > _ENGINE_SECONDS:
+            raise DemoError(
+                f"the engine does not start: {failure or 'it takes too long'}; the log ends with\n"
+                f"{system.log_end()}"
+            )
         if now - said > _HEARTBEAT_SECONDS:
             said = now
             detail(f"still loading, {now - began:.0f} s")
-        time.sleep(0.05)
+        time.sleep(0.2)
         batch = client.batches.retrieve(batch.id)
     if batch.output_file_id is None:
         raise DemoError(f"the first line failed: {result_lines(client, batch)}")

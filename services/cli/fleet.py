@@ -94,6 +94,8 @@ class Fleet:
             "scheduler",
             NIGHTSHIFT_SCHEDULER_LISTEN=str(addresses.scheduler),
             NIGHTSHIFT_SCHEDULER_STORE=str(addresses.store),
+            # The same at each start: it need not wait for the lease of the one that was killed.
+            NIGHTSHIFT_SCHEDULER_NAME="up",
         )
         self._gateway = self._service(
             "gateway",

@@ -2,6 +2,7 @@
 
 import ipaddress
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -175,6 +176,10 @@ def _by_model(option: str, values: Sequence[str], names: dict[str, str | None]) 
         if name in found:
             raise PlanError(f"{option} for {name} is given twice; put all in one")
         found[name] = value[len(name) :].lstrip()[1:].strip()
+        try:
+            shlex.split(found[name])
+        except ValueError as error:
+            raise PlanError(f"{option} {value!r}: {str(error).lower()}") from error
     return found
 
 

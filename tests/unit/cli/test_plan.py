@@ -111,6 +111,11 @@ def test_engine_arguments_for_nobody_are_refused_with_the_names(value: str) -> N
         parse_models("vllm", ["m=/x"], [value], [])
 
 
+def test_engine_arguments_with_an_open_quote_are_refused() -> None:
+    with pytest.raises(PlanError, match="no closing quotation"):
+        parse_models("vllm", ["m=/x"], ["m: --x 'a"], [])
+
+
 @pytest.mark.parametrize("text", ["/a", "./a", "../a", "~/a", "a/b/c", "."])
 def test_paths_are_told_from_hugging_face_names(text: str) -> None:
     assert looks_like_path(text)
