@@ -178,7 +178,10 @@ class ErrorsInterceptor(AroundInterceptor):
             error_id = ids.uuid7_hex()
             _log.error("rpc_failed", method=method, error_id=error_id, exc_info=error)
             error = InternalError(f"Something failed on our side; the log names it {error_id}.")
-        await context.abort_with_status(rpc_status.to_status(to_status(error)))
+        status = rpc_status.to_status(to_status(error))
+        # `abort_with_status` would drop what an outer interceptor has set, such as a request id.
+        outer = tuple(context.trailing_metadata() or ())
+        await context.abort(status.code, status.details, (*outer, *status.trailing_metadata))
 
 
 def metadata_value(context: Call, key: str) -> str:

@@ -1,5 +1,6 @@
 """gRPC transport: the only place that knows channels, servers and the policy of each call."""
 
+import asyncio
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ _CHANNEL_OPTIONS: Final[list[tuple[str, Any]]] = [
     ("grpc.keepalive_permit_without_calls", 1),
 ]
 
+
+Channel = grpc.aio.Channel
 
 CallFault: Final = grpc.aio.AioRpcError
 """What every call may raise; `services.kit.errors.from_rpc_error` says what it means."""
@@ -176,6 +179,64 @@ class RunningServer:
         """Say that no new work is taken, then give what runs `grace_seconds`."""
         await self.health.enter_graceful_shutdown()
         await self.server.stop(grace_seconds)
+
+
+async def is_serving(channel: grpc.aio.Channel, *, timeout_seconds: float = 1.0) -> bool:
+    """Ask the other side's health service whether it takes work; no answer means no."""
+    stub: Any = health_pb2_grpc.HealthStub(channel)
+    try:
+        answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=timeout_seconds)
+    except grpc.aio.AioRpcError:
+        return False
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+class StreamEnd:
+    """The true end of a call that streams requests; make it as soon as the call is opened.
+
+    When the other side ends such a call early, grpcio's failing write sets the status to INTERNAL,
+    before or after the real one arrives, and the later of the two stands (measured: each of 300
+    calls that the server refused while frames were on their way).
+    """
+
+    _MASK = "Internal error from Core"
+
+    def __init__(self, call: Any) -> None:
+        """Watch `call`, an open stream-unary or stream-stream call."""
+        self._call = call
+        self._fault: grpc.aio.AioRpcError | None = None
+        call.add_done_callback(self._note)
+
+    def _note(self, call: Any) -> None:
+        details = _now(call.details())
+        if details == self._MASK or self._fault is not None:
+            return
+        trailing = _now(call.trailing_metadata()) or grpc.aio.Metadata()
+        self._fault = grpc.aio.AioRpcError(
+            _now(call.code()), grpc.aio.Metadata(), trailing, details
+        )
+
+    async def fault(self, raised: grpc.aio.AioRpcError) -> grpc.aio.AioRpcError:
+        """Return what the other side said where `raised` hides it, else `raised`."""
+        if raised.details() != self._MASK:
+            return raised
+        # The real status is told to nobody when it overwrites the false one, so it is looked for.
+        for _ in range(100):
+            self._note(self._call)
+            if self._fault is not None:
+                return self._fault
+            await asyncio.sleep(0.01)
+        return raised
+
+
+def _now(coroutine: Any) -> Any:
+    """Return a finished call's answer, which its coroutine gives without waiting."""
+    try:
+        coroutine.send(None)
+    except StopIteration as done:
+        return done.value
+    coroutine.close()
+    raise RuntimeError("the call has not ended")
 
 
 async def start_server(
