@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import gc
 import os
 import subprocess
 import sys
@@ -143,12 +142,8 @@ class VllmEngine:
         llm, self._llm = self._llm, None
         await self._abort_calls(list(self._calls.values()), RequestAborted, "the engine was closed")
         if llm is not None:
-            await asyncio.to_thread(llm.shutdown)
-            # Its objects form cycles; one that is only collected while the interpreter ends
-            # prints a traceback, and a new engine needs the memory.
             self._served = {}
-            del llm
-            await asyncio.to_thread(gc.collect)
+            await asyncio.to_thread(vllm_api.shut_down, llm)
         if self._processes:
             await asyncio.to_thread(self._end_processes, _PROCESSES_GONE_SECONDS)
         if self._reaper is not None:
