@@ -1,0 +1,193 @@
+"""Cancel to engine idle, and how long work stands still when a process is killed."""
+
+import contextlib
+import http.client
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Final
+
+from benchmarks.report import Row, at_most
+from benchmarks.system import Json, Refused, System, require_completed, running, simulated_lines
+from benchmarks.workshop import Workshop
+
+NAME: Final = "faults"
+
+TIMES: Final = 3
+SEATS: Final = 64
+_ACK_WAIT_SECONDS: Final = 10.0
+_TWO: Final = ("--engine", "simulated", "--executors", "2")
+_POLL_SECONDS: Final = 0.01
+_WATCH_SECONDS: Final = 12.0
+_SERVICES: Final = ("store", "scheduler", "gateway", "nats")
+
+
+def measure(workshop: Workshop) -> Iterator[Row]:
+    """Cancel first, then each kill `TIMES` times."""
+    yield from _measure_cancel(workshop)
+    yield _measure_executor(workshop, signal.SIGKILL)
+    yield _measure_executor(workshop, signal.SIGSTOP)
+    yield from _measure_services(workshop)
+
+
+def _measure_cancel(workshop: Workshop) -> Iterator[Row]:
+    """All seats are held by slow lines; after their cancel another batch gets them."""
+    slow = simulated_lines(4 * SEATS, simulate={"delay_ms": 60_000})
+    quick = simulated_lines(1)
+    took, ended = [], []
+    with running() as system:
+        system.wait_serving(simulated_lines(SEATS), 60)
+        slow_file, quick_file = system.api.upload(slow), system.api.upload(quick)
+        for _ in range(TIMES):
+            held = system.api.create(slow_file)
+            # The second batch can only wait once the first one holds every seat.
+            time.sleep(2.0)
+            waiting = system.api.create(quick_file)
+            time.sleep(0.5)
+            found = system.api.batch(waiting["id"])
+            assert found["status"] == "in_progress", f"the seats were not held: {found}"
+            began = time.monotonic()
+            system.api.post(f"/v1/batches/{held['id']}/cancel")
+            seen = system.api.follow(waiting["id"], every_seconds=_POLL_SECONDS)
+            took.append(seen.ended_at - began)
+            seen = system.api.follow(held["id"], every_seconds=_POLL_SECONDS)
+            assert seen.batch["status"] == "cancelled", seen.batch
+            ended.append(seen.ended_at - began)
+    workshop.say(f"cancel: seats free after {_list(took)} s, cancelled after {_list(ended)} s")
+    yield at_most(
+        NAME,
+        f"cancel to the seats serving another batch, worst of {TIMES}",
+        max(took),
+        1,
+        unit="s",
+        detail=f"{_list(took)}; {SEATS} seats were held by lines of 60 s",
+    )
+    yield at_most(
+        NAME,
+        f"cancel to `cancelled`, worst of {TIMES}",
+        max(ended),
+        2.5,
+        unit="s",
+        detail=_list(ended),
+    )
+
+
+def _measure_executor(workshop: Workshop, number: signal.Signals) -> Row:
+    """Two executors hold a batch's lines; one is hit; its lines run again elsewhere."""
+    delay = 3.0
+    lines = simulated_lines(2 * SEATS, simulate={"delay_ms": delay * 1e3})
+    took = []
+    with running(_TWO) as system:
+        # Both have to be there before lines are dealt.
+        system.wait_serving(simulated_lines(4_000), 60)
+        time.sleep(2.0)
+        file_id = system.api.upload(lines)
+        for _ in range(TIMES):
+            batch = system.api.create(file_id)
+            time.sleep(delay / 2)
+            pid = system.up.kill("executor-0", number)
+            began = time.monotonic()
+            seen = system.api.follow(batch["id"], every_seconds=_POLL_SECONDS)
+            if number == signal.SIGSTOP:
+                os.kill(pid, signal.SIGCONT)
+            require_completed(seen.batch)
+            took.append(max(seen.ended_at - began - delay, 0.0))
+            _settle(system)
+    workshop.say(f"executor {number.name}: its lines ran again after {_list(took)} s")
+    hit = "killed" if number == signal.SIGKILL else "frozen"
+    return at_most(
+        NAME,
+        f"executor {hit}, to its lines running again, worst of {TIMES}",
+        max(took),
+        _ACK_WAIT_SECONDS + 1,
+        unit="s",
+        detail=f"{_list(took)}; two executors, {2 * SEATS} lines of {delay:.0f} s",
+    )
+
+
+def _settle(system: System) -> None:
+    """Wait until a small batch passes again, and both executors had a beat or two."""
+    system.wait_serving(simulated_lines(SEATS), 60)
+    time.sleep(3.0)
+
+
+def _measure_services(workshop: Workshop) -> Iterator[Row]:
+    """A batch makes steady progress while each other process is killed."""
+    # 640 lines/s; a new batch follows where one ends before the kills do.
+    lines = simulated_lines(40_000, simulate={"delay_ms": SEATS / 640 * 1e3})
+    stalls: dict[str, list[tuple[float, float]]] = {}
+    with running() as system:
+        system.wait_serving(simulated_lines(SEATS), 60)
+        file_id = system.api.upload(lines)
+        work = _Work(system, file_id)
+        calm = work.longest_stall(time.monotonic(), seconds=5.0)
+        for _ in range(TIMES):
+            for name in _SERVICES:
+                work.renew()
+                old = system.up.pids()[name]
+                began = time.monotonic()
+                system.up.kill(name)
+                system.up.wait_restarted(name, old)
+                back = time.monotonic() - began
+                stall = work.longest_stall(began, seconds=_WATCH_SECONDS)
+                stalls.setdefault(name, []).append((stall, back))
+        work.cancel()
+    for name, found in stalls.items():
+        text = ", ".join(f"{stall:.2f} (process anew after {back:.2f})" for stall, back in found)
+        workshop.say(f"{name} killed: no progress seen for {text} s")
+        yield at_most(
+            NAME,
+            f"{name} killed, longest time without progress seen, worst of {TIMES}",
+            max(stall for stall, _ in found),
+            round(max(back for _, back in found) + 3, 1),
+            unit="s",
+            detail=f"{text}; {calm:.2f} s without a kill, since frames are stored once a second",
+        )
+
+
+class _Work:
+    """A batch that is under way, and how far it was seen to be."""
+
+    def __init__(self, system: System, file_id: str) -> None:
+        self._system = system
+        self._file_id = file_id
+        self._batch: Json = {}
+        self._done = 0
+        self._start()
+
+    def _start(self) -> None:
+        self._batch = self._system.api.create(self._file_id)
+        self._done = 0
+        # From here on lines are known to be done.
+        self.longest_stall(time.monotonic(), seconds=3.0)
+
+    def renew(self) -> None:
+        """Start another batch where too little of this one is left to watch."""
+        counts = self._system.api.batch(self._batch["id"])["request_counts"]
+        self._done = counts["completed"]
+        if counts["total"] - self._done < 640 * _WATCH_SECONDS * 1.5:
+            self.cancel()
+            self._start()
+
+    def cancel(self) -> None:
+        """End it."""
+        self._system.api.post(f"/v1/batches/{self._batch['id']}/cancel")
+
+    def longest_stall(self, began: float, *, seconds: float) -> float:
+        """Poll until `seconds` after `began`; return the longest time without progress seen."""
+        last, longest = began, 0.0
+        while (now := time.monotonic()) < began + seconds:
+            # Nobody answers while gateway or store are away; that counts as no progress.
+            with contextlib.suppress(OSError, http.client.HTTPException, Refused):
+                batch = self._system.api.batch(self._batch["id"])
+                now = time.monotonic()
+                if batch["request_counts"]["completed"] > self._done:
+                    self._done = batch["request_counts"]["completed"]
+                    longest, last = max(longest, now - last), now
+            time.sleep(_POLL_SECONDS)
+        return max(longest, now - last)
+
+
+def _list(values: list[float]) -> str:
+    return ", ".join(f"{value:.2f}" for value in values)
