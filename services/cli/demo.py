@@ -123,9 +123,15 @@ class System:
     def engine_failure(self) -> str:
         """Return why the engine did not start; empty while nothing says so."""
         for line in self._log.read_text(errors="replace").splitlines():
-            if '"engine_start_failed"' in line:
-                return str(json.loads(line).get("reason"))
-            if '"child_ended"' in line and '"executor-0"' in line:
+            event: Any = None
+            # Libraries write lines of their own among ours.
+            with contextlib.suppress(ValueError):
+                event = json.loads(line)
+            if not isinstance(event, dict):
+                continue
+            if event.get("event") == "engine_start_failed":
+                return str(event.get("reason"))
+            if event.get("event") == "child_ended" and event.get("child") == "executor-0":
                 return "the executor ended"
         return ""
 
