@@ -4,6 +4,7 @@ All truth is in the store. Losing a message, a stream or a bucket only delays.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -119,12 +120,14 @@ class Bus:
         return self._client.is_connected
 
     async def close(self) -> None:
-        """Flush and disconnect."""
-        try:
-            async with asyncio.timeout(2):
-                await self._client.drain()
-        except (TimeoutError, nats.errors.Error):
-            await self._client.close()
+        """Flush and disconnect; while the broker is away, only the latter."""
+        if self._client.is_connected:
+            with contextlib.suppress(*BusFault):
+                async with asyncio.timeout(2):
+                    await self._client.drain()
+        if not self._client.is_closed:
+            with contextlib.suppress(*BusFault):
+                await self._client.close()
 
     async def ensure_streams(self) -> None:
         """Make the streams and the bucket where they are missing; repeatable."""

@@ -1,0 +1,365 @@
+"""The scheduler between a real nats-server and a scripted store."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import nats
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from protos.nightshift.v1 import common_pb2, dispatch_pb2
+from services.kit import bus, rpc
+from services.kit.bus import Bus
+from services.kit.clock import SystemClock
+from services.kit.errors import StaleTermError, UnavailableError
+from services.kit.ids import PoolId, pool_id_of
+from services.scheduler.domain.policies.fifo import Fifo
+from services.scheduler.main import serve
+from services.scheduler.scheduler import Scheduler
+from services.scheduler.settings import SchedulerSettings
+from services.scheduler.work_client import WorkClient
+from tests.kit.eventually import eventually
+from tests.kit.nats_server import NatsServer
+from tests.kit.scripted_puller import ScriptedPuller
+from tests.kit.scripted_window import SECRET, ScriptedWindow
+from tests.kit.tcp_proxy import TcpProxy
+
+pytestmark = pytest.mark.integration
+
+POOL = pool_id_of("llama")
+OTHER = pool_id_of("qwen")
+
+
+@dataclass
+class World:
+    """A broker, a store, and schedulers that are started one by one."""
+
+    nats_server: NatsServer
+    work: ScriptedWindow
+    store_port: int
+    bus: Bus
+    stack: contextlib.AsyncExitStack
+
+    async def scheduler(
+        self, name: str, *, tick_seconds: float = 60.0, nats_url: str = ""
+    ) -> Callable[[], asyncio.Future[None]]:
+        """Start a scheduler; what is returned stops it in order."""
+        connection = await bus.connect(nats_url or self.nats_server.url, name)
+        self.stack.push_async_callback(connection.close)
+        channel = rpc.open_channel(f"127.0.0.1:{self.store_port}")
+        self.stack.push_async_callback(channel.close)
+        scheduler = Scheduler(
+            bus=connection,
+            client=WorkClient(channel, SECRET),
+            policy=Fifo(),
+            clock=SystemClock(),
+            holder=name,
+            tick_seconds=tick_seconds,
+        )
+        stopping = asyncio.Event()
+        running = asyncio.create_task(scheduler.run(stopping))
+
+        def stop() -> asyncio.Future[None]:
+            stopping.set()
+            return running
+
+        self.stack.push_async_callback(stop)
+        return stop
+
+    async def leads(self, name: str) -> None:
+        """Wait until a scheduler leads and has seen the window."""
+        await eventually(lambda: self.work.holder == name and self.work.called("GetWindow"))
+
+    async def tell(self, kind: dispatch_pb2.EventKind, batch_id: str = "") -> None:
+        """Publish an event as the store's outbox does."""
+        event = dispatch_pb2.Event(kind=kind, batch_id=batch_id, pool_id=POOL)
+        message_id = f"outbox-{batch_id}-{kind}"
+        await self.bus.publish_event(
+            bus.event_subject(event), event.SerializeToString(), message_id
+        )
+
+    async def ready(self, batch_id: str, lines: int, pool_id: PoolId = POOL) -> None:
+        """Make a batch ready, and tell."""
+        self.work.add_batch(batch_id, pool_id, lines)
+        await self.tell(dispatch_pb2.EVENT_KIND_BATCH_READY, batch_id)
+
+
+@pytest.fixture
+async def world(nats_server: NatsServer) -> AsyncIterator[World]:
+    async with contextlib.AsyncExitStack() as stack:
+        connection = await bus.connect(nats_server.url, "test")
+        stack.push_async_callback(connection.close)
+        await connection.ensure_streams()
+        work = ScriptedWindow()
+        work.pool_ids = [POOL, OTHER]
+        server = await work.serve()
+        stack.push_async_callback(server.server.stop, 0)
+        yield World(nats_server, work, server.port, connection, stack)
+
+
+def lines_of(executor: ScriptedPuller) -> int:
+    return sum(each.line_count for each in executor.received)
+
+
+async def test_a_batch_is_cut_in_order_and_reaches_its_executor_whole(world: World) -> None:
+    await world.scheduler("one")
+    await world.leads("one")
+    async with ScriptedPuller(world.bus, POOL, high=10_000, low=9_000) as executor:
+        await world.ready("batch_1", 500)
+        await world.ready("batch_2", 3)
+        await eventually(lambda: lines_of(executor) == 503)
+        spans = executor.lines()
+        assert spans == sorted(spans)
+        assert ("batch_2", 0) in {(batch, first) for batch, first, _ in spans}
+
+
+async def test_only_what_there_is_room_for_leaves(world: World) -> None:
+    await world.scheduler("one")
+    async with ScriptedPuller(world.bus, POOL, low=50, high=100) as executor:
+        await world.ready("batch_1", 10_000)
+        await eventually(lambda: executor.held_lines >= 100)
+        # A second of beats and reconciling changes nothing while it holds what it asked for.
+        reclaims = world.work.called("ReclaimChunks")
+        await eventually(lambda: world.work.called("ReclaimChunks") >= reclaims + 2)
+        assert executor.held_lines <= 100 + 16
+        assert world.work.batches["batch_1"].lines_cut == executor.held_lines
+        await executor.finish(executor.held_lines)
+        await eventually(lambda: executor.held_lines >= 100)
+
+
+async def test_nothing_leaves_for_a_pool_without_an_executor_and_others_go_on(world: World) -> None:
+    await world.scheduler("one")
+    await world.ready("batch_1", 100, OTHER)
+    async with ScriptedPuller(world.bus, POOL, high=10_000, low=9_000) as executor:
+        await world.ready("batch_2", 10)
+        await eventually(lambda: lines_of(executor) == 10)
+    assert world.work.batches["batch_1"].lines_cut == 0
+
+
+async def test_without_events_all_happens_a_tick_later(world: World) -> None:
+    await world.scheduler("one", tick_seconds=1.0)
+    await world.leads("one")
+    async with ScriptedPuller(world.bus, POOL) as executor:
+        world.work.add_batch("batch_1", POOL, 10)
+        await eventually(lambda: lines_of(executor) == 10, within_seconds=3)
+
+
+async def test_a_pool_that_is_new_gets_its_queue_at_once(world: World) -> None:
+    await world.scheduler("one")
+    await world.leads("one")
+    new = pool_id_of("new")
+    async with ScriptedPuller(world.bus, new) as executor:
+        world.work.pool_ids.append(new)
+        await world.tell(dispatch_pb2.EVENT_KIND_EXECUTOR)
+        await world.ready("batch_1", 10, new)
+        await eventually(lambda: lines_of(executor) == 10)
+
+
+async def test_a_lost_answer_does_not_publish_twice(world: World) -> None:
+    port = int(world.nats_server.url.rpartition(":")[2])
+    async with TcpProxy(port) as proxy:
+        await world.scheduler("one", nats_url=f"nats://127.0.0.1:{proxy.port}")
+        await world.leads("one")
+        async with ScriptedPuller(world.bus, POOL) as executor:
+            # Room is known from here on, so that the batch alone is waited for.
+            await world.ready("batch_1", 1)
+            await eventually(lambda: lines_of(executor) == 1)
+            world.work.add_batch("batch_2", POOL, 1)
+            held_back = world.work.failures["CutChunks"]
+            held_back.append(UnavailableError("a moment"))
+            await world.tell(dispatch_pb2.EVENT_KIND_BATCH_READY, "batch_2")
+            await eventually(lambda: not held_back)
+            proxy.lose_answers = True
+            await eventually(lambda: lines_of(executor) == 2)
+            sent = proxy.sent
+            await eventually(lambda: proxy.sent > sent + 100)
+            proxy.lose_answers = False
+            await world.ready("batch_3", 1)
+            await eventually(lambda: lines_of(executor) == 3)
+        info = await _work_stream(world)
+        assert info.state.last_seq == 3
+    assert [each.batch_id for each in executor.received] == ["batch_1", "batch_2", "batch_3"]
+
+
+async def test_a_standby_takes_over_when_the_leader_resigns(world: World) -> None:
+    stop = await world.scheduler("one")
+    await world.leads("one")
+    await world.scheduler("two")
+    await stop()
+    await world.leads("two")
+    assert world.work.called("Resign") == 1
+    async with ScriptedPuller(world.bus, POOL) as executor:
+        await world.ready("batch_1", 10)
+        await eventually(lambda: lines_of(executor) == 10)
+
+
+async def test_a_standby_takes_over_within_the_lease_when_the_leader_is_gone(world: World) -> None:
+    stop = await world.scheduler("one")
+    await world.leads("one")
+    running = stop()
+    running.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
+    assert world.work.called("Resign") == 0
+    await world.scheduler("two")
+    await eventually(lambda: world.work.holder == "two", within_seconds=5)
+
+
+async def test_one_of_two_leads(world: World) -> None:
+    await world.scheduler("one")
+    await world.scheduler("two")
+    async with ScriptedPuller(world.bus, POOL, low=900, high=1_000) as executor:
+        await world.ready("batch_1", 300)
+        await eventually(lambda: lines_of(executor) == 300)
+    terms = {request.term for name, request in world.work.calls if name == "CutChunks"}
+    assert terms == {1}
+
+
+async def test_a_term_that_is_over_stops_the_leader_until_it_leads_again(world: World) -> None:
+    await world.scheduler("one")
+    await world.leads("one")
+    async with ScriptedPuller(world.bus, POOL) as executor:
+        world.work.failures["CutChunks"].append(StaleTermError("over"))
+        leads = world.work.called("Lead")
+        await world.ready("batch_1", 10)
+        await eventually(lambda: lines_of(executor) == 10)
+    names = [name for name, _ in world.work.calls]
+    stale = names.index("CutChunks")
+    assert "Lead" in names[stale : names.index("CutChunks", stale + 1)]
+    assert world.work.called("Lead") > leads
+
+
+async def test_freed_chunks_are_published_again_at_once(world: World) -> None:
+    await world.scheduler("one")
+    await world.leads("one")
+    async with ScriptedPuller(world.bus, POOL) as executor:
+        world.work.freed.append(
+            dispatch_pb2.Dispatch(
+                version=1,
+                batch_id="batch_1",
+                chunk_id="chunk_1",
+                dispatch=2,
+                pool_id=POOL,
+                line_count=3,
+                lines=[common_pb2.LineRange(first=0, count=3)],
+            )
+        )
+        await world.tell(dispatch_pb2.EVENT_KIND_CHUNKS_FREED)
+        [received] = await eventually(lambda: executor.received)
+        assert (received.chunk_id, received.dispatch) == ("chunk_1", 2)
+    queues = [request.queues for name, request in world.work.calls if name == "ReclaimChunks"]
+    assert {(queue.pool_id, queue.pending) for queue in queues[-1]} == {(POOL, 0), (OTHER, 0)}
+
+
+async def test_a_batch_that_is_closed_meanwhile_holds_nobody_up(world: World) -> None:
+    await world.scheduler("one")
+    await world.leads("one")
+    world.work.closed.add("batch_1")
+    async with ScriptedPuller(world.bus, POOL) as executor:
+        await world.ready("batch_1", 10)
+        await world.ready("batch_2", 10)
+        await eventually(lambda: lines_of(executor) == 10)
+        assert world.work.called("CutChunks") < 10
+        world.work.closed.clear()
+        await eventually(lambda: lines_of(executor) == 20)
+
+
+async def test_a_broker_made_anew_only_delays(world: World) -> None:
+    await world.scheduler("one")
+    async with ScriptedPuller(world.bus, POOL) as executor:
+        await world.ready("batch_1", 10)
+        await eventually(lambda: lines_of(executor) == 10)
+        world.nats_server.kill()
+        world.nats_server.wipe()
+        world.nats_server.start()
+        world.work.add_batch("batch_2", POOL, 10)
+        await eventually(lambda: _told(world, "batch_2"))
+        await eventually(lambda: lines_of(executor) == 20, within_seconds=20)
+
+
+async def test_chunks_left_by_a_former_leader_take_room(world: World) -> None:
+    await world.bus.ensure_consumer(POOL)
+    for number in range(20):
+        await world.bus.publish_dispatch(
+            dispatch_pb2.Dispatch(
+                version=1, chunk_id=f"chunk_{number}", dispatch=1, pool_id=POOL, line_count=16
+            )
+        )
+    world.work.add_batch("batch_1", POOL, 100)
+    await world.scheduler("one")
+    executor = ScriptedPuller(world.bus, POOL)
+    reclaims = world.work.called("ReclaimChunks")
+
+    async def beaten() -> bool:
+        # It speaks, but pulls nothing.
+        await world.bus.put_beat(executor.word())
+        await world.bus.say_room(executor.word())
+        return world.work.called("ReclaimChunks") >= reclaims + 3
+
+    await eventually(beaten, every_seconds=0.1)
+    assert world.work.called("CutChunks") == 0
+
+
+async def test_a_standby_and_a_leader_are_both_ready(world: World, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text(SECRET)
+    listen = f"127.0.0.1:{_free_port()}"
+    await world.scheduler("leader")
+    await world.leads("leader")
+    settings = SchedulerSettings(
+        listen=listen,
+        store=f"127.0.0.1:{world.store_port}",
+        nats_url=world.nats_server.url,
+        secret_file=secret,
+    )
+    stopping = asyncio.Event()
+    serving = asyncio.create_task(serve(settings, stopping))
+    async with rpc.open_channel(listen) as channel:
+        answer = await health_pb2_grpc.HealthStub(channel).Check(
+            health_pb2.HealthCheckRequest(), wait_for_ready=True, timeout=10
+        )
+    assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    stopping.set()
+    await serving
+    assert world.work.holder == "leader"
+
+
+async def test_stopping_while_the_broker_is_away_ends_at_once(
+    nats_server: NatsServer, tmp_path: Path
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text(SECRET)
+    nats_server.stop()
+    stopping = asyncio.Event()
+    settings = SchedulerSettings(listen="127.0.0.1:0", nats_url=nats_server.url, secret_file=secret)
+    serving = asyncio.create_task(serve(settings, stopping))
+    stopping.set()
+    async with asyncio.timeout(2):
+        await serving
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+async def _told(world: World, batch_id: str) -> bool:
+    try:
+        await world.tell(dispatch_pb2.EVENT_KIND_BATCH_READY, batch_id)
+    except bus.BusFault:
+        return False
+    return True
+
+
+async def _work_stream(world: World) -> nats.js.api.StreamInfo:
+    client = await nats.connect(world.nats_server.url)
+    try:
+        return await client.jetstream().stream_info(bus.WORK_STREAM)
+    finally:
+        await client.close()
