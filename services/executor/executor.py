@@ -1,0 +1,230 @@
+"""The executor put together: what knows whom, and in which order it starts and stops."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from protos.nightshift.v1 import dispatch_pb2, work_pb2
+from services.executor.attempts import Attempt, Attempts
+from services.executor.endings import Endings, Tasks
+from services.executor.engines.base import STALL_LIMIT_SECONDS, Engine
+from services.executor.keeper import BEAT_SECONDS, Keeper
+from services.executor.opener import Opener
+from services.executor.presence import Presence
+from services.executor.puller import ChunkPuller
+from services.executor.reporter import FLUSH_TICK_SECONDS, Reporter
+from services.executor.retry import Backoff
+from services.executor.runner import Runner
+from services.executor.store_client import StoreClient
+from services.executor.supervisor import Supervisor
+from services.kit.bus import Bus
+from services.kit.clock import Clock
+from services.kit.errors import from_rpc_error
+from services.kit.ids import PoolId
+from services.kit.log import get_logger
+from services.kit.loop import Loop
+from services.kit.rpc import CallFault
+
+_log = get_logger(__name__)
+
+TICK_SECONDS: Final = 1.0
+
+_STOPS: Final = {
+    dispatch_pb2.EVENT_KIND_BATCH_CANCELLING: work_pb2.DROP_REASON_CANCELLED,
+    dispatch_pb2.EVENT_KIND_BATCH_EXPIRING: work_pb2.DROP_REASON_EXPIRED,
+    # Sealed: no result is taken any more, and the store has closed the attempts.
+    dispatch_pb2.EVENT_KIND_BATCH_SEALED: work_pb2.DROP_REASON_DONE,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Who an executor is and what it serves."""
+
+    executor_id: str
+    pool_id: PoolId
+    models: tuple[str, ...]
+    line_timeout_seconds: float
+    drain_seconds: float
+    stall_limit_seconds: float = STALL_LIMIT_SECONDS
+
+
+class Executor:
+    """Runs chunks from the bus through an engine, until it is drained."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        *,
+        engine: Engine,
+        bus: Bus,
+        store: StoreClient,
+        clock: Clock,
+        chance: Callable[[], float],
+        on_ready: Callable[[bool], Coroutine[Any, Any, None]],
+    ) -> None:
+        """Put the parts together; nothing runs before `run`.
+
+        Args:
+            identity: who it is.
+            engine: not started yet.
+            bus: connected.
+            store: the store's calls.
+            clock: time.
+            chance: random numbers in [0, 1).
+            on_ready: run when the engine begins or ceases to take work.
+        """
+        self._identity = identity
+        self._engine = engine
+        self._bus = bus
+        self._store = store
+        self._on_ready = on_ready
+        self._chance = chance
+        self._tasks = Tasks()
+        self._registered = False
+        self.attempts = Attempts()
+        self._endings = Endings(attempts=self.attempts, store=store, tasks=self._tasks)
+        self._reporter = Reporter(
+            store=store,
+            attempts=self.attempts,
+            clock=clock,
+            chance=chance,
+            on_durable=self._endings.finish,
+            on_sealed=lambda one: self._drop([one], work_pb2.DROP_REASON_DONE),
+            on_refused=lambda one: self._drop([one], work_pb2.DROP_REASON_UNSPECIFIED),
+        )
+        self.runner = Runner(
+            attempts=self.attempts,
+            reporter=self._reporter,
+            clock=clock,
+            chance=chance,
+            line_timeout_seconds=identity.line_timeout_seconds,
+            on_death=self._died,
+        )
+        self.presence = Presence(
+            executor_id=identity.executor_id,
+            pool_id=identity.pool_id,
+            bus=bus,
+            attempts=self.attempts,
+            runner=self.runner,
+            tasks=self._tasks,
+            clock=clock,
+            on_ready=self._ready,
+        )
+        self._supervisor = Supervisor(
+            engine=engine,
+            presence=self.presence,
+            runner=self.runner,
+            endings=self._endings,
+            on_started=self._register,
+            chance=chance,
+            stall_limit_seconds=identity.stall_limit_seconds,
+        )
+        self._opener = Opener(
+            store=store,
+            attempts=self.attempts,
+            endings=self._endings,
+            runner=self.runner,
+            tasks=self._tasks,
+            clock=clock,
+            chance=chance,
+        )
+        self._puller = ChunkPuller(
+            bus=bus,
+            pool_id=identity.pool_id,
+            attempts=self.attempts,
+            endings=self._endings,
+            opener=self._opener,
+            presence=self.presence,
+            clock=clock,
+            chance=chance,
+        )
+        self._keeper = Keeper(
+            store=store, attempts=self.attempts, endings=self._endings, clock=clock
+        )
+        self._endings.serve(self.runner, self._reporter)
+        self._reporter.on_room(self.runner.wake)
+        for call in (self.runner.wake, self._puller.wake, self.presence.changed):
+            self.attempts.on_change(call)
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Work until `stopping` is set, then drain.
+
+        Raises:
+            ExceptionGroup: a part failed in a way that nobody foresaw; start the process again.
+        """
+        await self._bus.on_event(self._on_event)
+        ticks = (
+            Loop("beat", self._keeper.beat_once, tick_seconds=BEAT_SECONDS),
+            Loop("keep", self._keeper.keep_once, tick_seconds=TICK_SECONDS),
+            Loop("presence", self.presence.run_once, tick_seconds=TICK_SECONDS),
+            Loop("send_old", self._reporter.send_old, tick_seconds=FLUSH_TICK_SECONDS),
+            Loop("expire_lines", self.runner.expire_lines, tick_seconds=self._expiry_tick()),
+        )
+        async with asyncio.TaskGroup() as group:
+            parts = [group.create_task(loop.run()) for loop in ticks]
+            parts.append(group.create_task(self.runner.run()))
+            parts.append(group.create_task(self._reporter.run()))
+            parts.append(group.create_task(self._puller.run()))
+            engine_life = group.create_task(self._supervisor.run())
+            parts.append(engine_life)
+            await stopping.wait()
+            await self._drain(engine_life)
+            for part in parts:
+                part.cancel()
+
+    def _expiry_tick(self) -> float:
+        return min(1.0, self._identity.line_timeout_seconds / 10)
+
+    async def _drain(self, engine_life: asyncio.Task[None]) -> None:
+        """Finish what runs, give the rest back, leave."""
+        _log.info("draining", lines_in_engine=self.runner.in_flight)
+        self._puller.stop()
+        self.runner.stop_feeding()
+        # A death from now on is no reason to start anew.
+        engine_life.cancel()
+        self.presence.set_state(
+            dispatch_pb2.ENGINE_STATE_DRAINING, seats=self.presence.seats, reason="it is stopping"
+        )
+        try:
+            async with asyncio.timeout(self._identity.drain_seconds):
+                await self.runner.idle()
+        except TimeoutError:
+            _log.warning("lines_given_back", lines=self.runner.in_flight)
+        await self._endings.hand_back()
+        await self._tasks.settle(2.0)
+        await self.presence.leave()
+        await self._engine.close()
+
+    def _ready(self, ready: bool) -> None:
+        self._tasks.spawn(self._on_ready(ready))
+        self._puller.wake()
+
+    def _died(self, reason: str, casualties: dict[Attempt, list[int]]) -> None:
+        self._supervisor.died(reason, casualties)
+
+    def _drop(self, attempts: Iterable[Attempt], reason: "work_pb2.DropReason.ValueType") -> None:
+        self._endings.drop(attempts, reason)
+
+    async def _on_event(self, event: dispatch_pb2.Event) -> None:
+        reason = _STOPS.get(event.kind)
+        if reason is not None:
+            self._drop(self.attempts.of_batch(event.batch_id), reason)
+
+    async def _register(self) -> None:
+        """Present this life of the executor to the store, once; waits for the store."""
+        backoff = Backoff(0.05, 1.0, self._chance)
+        while not self._registered:
+            try:
+                await self._store.register(
+                    pool_id=self._identity.pool_id,
+                    models=self._identity.models,
+                    endpoints=self._engine.endpoints,
+                    context_length=self._engine.context_length,
+                    engine_revision=self._engine.revision,
+                )
+                self._registered = True
+            except CallFault as fault:
+                _log.warning("not_registered", error=str(from_rpc_error(fault)))
+                await asyncio.sleep(backoff.next_seconds())

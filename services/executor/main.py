@@ -1,0 +1,101 @@
+"""Entry point of the executor: settings, engine, bus, store, then work until told to stop."""
+
+import asyncio
+import contextlib
+import random
+from typing import NoReturn
+
+from services.executor.engines.base import Engine
+from services.executor.executor import Executor, Identity
+from services.executor.settings import ExecutorSettings
+from services.executor.store_client import StoreClient
+from services.kit import bus, ids, rpc, service
+from services.kit.clock import SystemClock
+from services.kit.interceptors import ErrorsInterceptor, TelemetryInterceptor
+from services.kit.log import get_logger
+from services.kit.settings import SettingsError
+
+_log = get_logger(__name__)
+
+
+def make_engine(settings: ExecutorSettings) -> Engine:
+    """Return the engine that the settings name, not started.
+
+    Raises:
+        SettingsError: the engine does not take such settings.
+    """
+    if settings.engine == "vllm":
+        # Imported only here: it takes seconds and needs packages that others do not have.
+        from services.executor.engines.vllm import VllmEngine
+
+        name, path = next(iter(settings.model_paths.items()))
+        return VllmEngine(model=path, served_name=name, engine_args=settings.engine_arguments)
+    from services.executor.engines.simulated import SimulatedEngine
+
+    if settings.engine_arguments:
+        raise SettingsError(
+            "the simulated engine takes no arguments; unset NIGHTSHIFT_EXECUTOR_ENGINE_ARGS"
+        )
+    return SimulatedEngine()
+
+
+async def serve(stopping: asyncio.Event) -> None:
+    """Run the executor until `stopping` is set and it has drained."""
+    settings = ExecutorSettings.load()
+    secret = service.read_secret(settings.secret_file)
+    engine = make_engine(settings)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(engine.close)
+        server = await rpc.start_server(
+            settings.listen, [], [TelemetryInterceptor(), ErrorsInterceptor()]
+        )
+        stack.push_async_callback(server.drain, 1.0)
+        # It listens from the start, and is ready when its engine is.
+        await server.set_ready(False)
+        service.serve_metrics(settings.metrics_listen)
+        channel = rpc.open_channel(settings.store)
+        stack.push_async_callback(channel.close)
+        connected = await _connect(settings, stopping)
+        if connected is None:
+            return
+        stack.push_async_callback(connected.close)
+        executor = Executor(
+            Identity(
+                executor_id=settings.name,
+                pool_id=settings.pool_id,
+                models=tuple(settings.model_paths),
+                line_timeout_seconds=settings.line_timeout_seconds,
+                drain_seconds=settings.drain_seconds,
+            ),
+            engine=engine,
+            bus=connected,
+            store=StoreClient(
+                channel, secret=secret, executor_id=settings.name, incarnation=ids.uuid7_hex()
+            ),
+            clock=SystemClock(),
+            chance=random.random,
+            on_ready=server.set_ready,
+        )
+        _log.info("executor_started", executor=settings.name, pool=settings.pool_id)
+        await executor.run(stopping)
+
+
+async def _connect(settings: ExecutorSettings, stopping: asyncio.Event) -> bus.Bus | None:
+    """Connect to the bus, however long that takes; None when told to stop meanwhile."""
+    connecting = asyncio.ensure_future(bus.connect(settings.nats_url, settings.name))
+    stop = asyncio.ensure_future(stopping.wait())
+    await asyncio.wait({connecting, stop}, return_when=asyncio.FIRST_COMPLETED)
+    stop.cancel()
+    if connecting.done():
+        return connecting.result()
+    connecting.cancel()
+    return None
+
+
+def main() -> NoReturn:
+    """Run an executor with settings from the environment."""
+    service.run("executor", serve)
+
+
+if __name__ == "__main__":
+    main()

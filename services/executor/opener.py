@@ -1,0 +1,173 @@
+"""Opens the attempts of what was pulled, and reads their lines."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Final
+
+from opentelemetry import trace
+
+from protos.nightshift.v1 import work_pb2
+from services.executor.attempts import Attempt, Attempts
+from services.executor.endings import Endings, Tasks
+from services.executor.envelope import LineReader
+from services.executor.retry import Backoff
+from services.executor.runner import Runner
+from services.executor.store_client import Range, StoreClient, without_first
+from services.kit import telemetry
+from services.kit.clock import Clock
+from services.kit.errors import UnavailableError, from_rpc_error
+from services.kit.log import get_logger
+from services.kit.rpc import CallFault
+
+_log = get_logger(__name__)
+
+OPEN_AT_ONCE: Final = 32
+"""Attempts being opened or read at the same time."""
+FRAME_WAIT_SECONDS: Final = 60.0
+"""A stream of lines that says nothing for this long is read anew."""
+READ_TRIES: Final = 5
+
+
+class Opener:
+    """Turns deliveries into attempts with lines."""
+
+    def __init__(
+        self,
+        *,
+        store: StoreClient,
+        attempts: Attempts,
+        endings: Endings,
+        runner: Runner,
+        tasks: Tasks,
+        clock: Clock,
+        chance: Callable[[], float],
+    ) -> None:
+        """Make an opener; `chance` gives random numbers in [0, 1), for jitter."""
+        self._store = store
+        self._attempts = attempts
+        self._endings = endings
+        self._runner = runner
+        self._tasks = tasks
+        self._clock = clock
+        self._chance = chance
+        self._opening = asyncio.Semaphore(OPEN_AT_ONCE)
+        self._backoff = Backoff(0.1, 2.0, chance)
+        self._away_until = 0.0
+
+    def open(self, attempt: Attempt) -> None:
+        """Open an attempt in the background, read its lines and give them to the runner."""
+        self._tasks.spawn(self._open(attempt))
+
+    async def store_is_there(self) -> None:
+        """Wait a growing while after the store did not answer: nothing is pulled meanwhile."""
+        wait = self._away_until - self._clock.monotonic()
+        if wait > 0:
+            await asyncio.sleep(wait)
+
+    async def _open(self, attempt: Attempt) -> None:
+        dispatch = attempt.dispatch
+        attempt.span = telemetry.tracer.start_span(
+            "run chunk",
+            context=telemetry.context_of({"traceparent": dispatch.traceparent}),
+            attributes={
+                "nightshift.batch": dispatch.batch_id,
+                "nightshift.chunk": dispatch.chunk_id,
+                "nightshift.lines": dispatch.line_count,
+            },
+        )
+        async with self._opening:
+            with trace.use_span(attempt.span):
+                try:
+                    answer = await self._store.open_attempt(
+                        dispatch.chunk_id, dispatch.dispatch, attempt.delivery.num_delivered
+                    )
+                except CallFault as fault:
+                    _log.warning("store_does_not_open", error=str(from_rpc_error(fault)))
+                    wait = self._backoff.next_seconds()
+                    self._away_until = self._clock.monotonic() + wait
+                    if not attempt.closed:
+                        self._endings.refuse(attempt, wait)
+                    return
+                self._backoff.reset()
+                await self._opened(attempt, answer)
+
+    async def _opened(self, attempt: Attempt, answer: work_pb2.OpenAttemptResponse) -> None:
+        outcome = answer.WhichOneof("outcome")
+        if attempt.closed:
+            # It ended here while the store opened it: nobody else will hand it back.
+            if outcome == "opened":
+                await self._hand_back(answer.opened.token)
+        elif outcome == "opened":
+            opened = answer.opened
+            dispatch = attempt.dispatch
+            attempt.answered_at = self._clock.monotonic()
+            attempt.number = opened.deaths + 1 if dispatch.alone else max(1, opened.attempt)
+            attempt.token = opened.token
+            self._attempts.resize(attempt, sum(part.count for part in opened.lines))
+            _log.debug(
+                "attempt_opened",
+                batch=dispatch.batch_id,
+                chunk=dispatch.chunk_id,
+                attempt=opened.attempt,
+                lines=attempt.left,
+                alone=dispatch.alone,
+            )
+            if attempt.left:
+                await self._read(attempt, [(part.first, part.count) for part in opened.lines])
+            else:
+                self._endings.finish(attempt)
+        elif outcome == "busy":
+            self._endings.refuse(attempt, answer.busy.retry_after_ms / 1000)
+        else:
+            _log.debug("dispatch_gone", chunk=attempt.dispatch.chunk_id, reason=answer.gone.reason)
+            self._endings.forget(attempt)
+
+    async def _hand_back(self, token: str) -> None:
+        try:
+            await self._store.hand_back([token])
+        except CallFault as fault:
+            _log.warning("hand_back_failed", error=str(from_rpc_error(fault)))
+
+    async def _read(self, attempt: Attempt, ranges: list[Range]) -> None:
+        """Read all lines, going on where a broken stream stopped."""
+        backoff = Backoff(0.1, 2.0, self._chance)
+        error = "lines are missing"
+        for _ in range(READ_TRIES):
+            try:
+                async for lines in self._stream(attempt, ranges):
+                    ranges = without_first(ranges, lines)
+            except CallFault as fault:
+                failure = from_rpc_error(fault)
+                error = str(failure)
+                if not isinstance(failure, UnavailableError):
+                    break
+            except (TimeoutError, ValueError) as fault:
+                error = str(fault) or "the stream is silent"
+            if attempt.closed or not ranges:
+                return
+            await asyncio.sleep(backoff.next_seconds())
+        if not attempt.closed:
+            _log.warning("lines_not_read", chunk=attempt.dispatch.chunk_id, error=error)
+            self._endings.drop([attempt], work_pb2.DROP_REASON_UNSPECIFIED)
+
+    async def _stream(self, attempt: Attempt, ranges: list[Range]) -> AsyncIterator[int]:
+        """Hand the lines of one stream on; yields how many there were in each frame.
+
+        Raises:
+            CallFault, TimeoutError, ValueError: it broke, fell silent, or makes no sense.
+        """
+        reader = LineReader()
+        call = self._store.read_lines(attempt.token, ranges)
+        frames = aiter(call)
+        try:
+            while not attempt.closed:
+                async with asyncio.timeout(FRAME_WAIT_SECONDS):
+                    frame = await anext(frames, None)
+                if frame is None:
+                    return
+                lines = reader.feed(frame.records, frame.payload)
+                self._runner.add(attempt, lines)
+                yield len(lines)
+        finally:
+            # Leaving the loop alone would leave the call open.
+            call.cancel()

@@ -1,0 +1,109 @@
+"""Pulls chunks while there is room for their lines."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from services.executor.attempts import Attempts
+from services.executor.endings import Endings
+from services.executor.opener import Opener
+from services.executor.presence import Presence
+from services.executor.retry import Backoff
+from services.kit.bus import Bus, BusFault, Delivery, Puller
+from services.kit.clock import Clock
+from services.kit.ids import PoolId
+from services.kit.log import get_logger
+
+_log = get_logger(__name__)
+
+MOST_CHUNKS: Final = 8
+"""Chunks asked for in one fetch."""
+ALONE_DELAY_SECONDS: Final = 1.0
+"""Others may take what arrives while suspects have the engine to themselves."""
+
+
+class ChunkPuller:
+    """Turns room into attempts with lines."""
+
+    def __init__(
+        self,
+        *,
+        bus: Bus,
+        pool_id: PoolId,
+        attempts: Attempts,
+        endings: Endings,
+        opener: Opener,
+        presence: Presence,
+        clock: Clock,
+        chance: Callable[[], float],
+    ) -> None:
+        """Make a puller that is not bound to its consumer yet."""
+        self._bus = bus
+        self._pool_id = pool_id
+        self._attempts = attempts
+        self._endings = endings
+        self._opener = opener
+        self._presence = presence
+        self._clock = clock
+        self._chance = chance
+        self._puller: Puller | None = None
+        self._wake = asyncio.Event()
+        self._stopped = False
+
+    def wake(self) -> None:
+        """Look again whether there is room."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Pull nothing more; what a pending fetch still brings is given back."""
+        self._stopped = True
+
+    async def run(self) -> None:
+        """Pull until cancelled."""
+        backoff = Backoff(0.05, 1.0, self._chance)
+        while True:
+            try:
+                await self.run_once()
+                backoff.reset()
+            except BusFault as fault:
+                # Stream or consumer may be gone; the scheduler makes them again.
+                self._puller = None
+                _log.debug("fetch_failed", error=str(fault))
+                await asyncio.sleep(backoff.next_seconds())
+
+    async def run_once(self) -> int:
+        """Fetch once if there is room, else wait for some; return the number of deliveries.
+
+        Raises:
+            BusFault: the bus does not answer, or the consumer is not there.
+        """
+        self._wake.clear()
+        wanted = self._chunks_wanted()
+        if not wanted:
+            await self._wake.wait()
+            return 0
+        await self._opener.store_is_there()
+        if self._puller is None:
+            self._puller = await self._bus.pull_from(self._pool_id)
+        deliveries = await self._puller.fetch(wanted)
+        for delivery in deliveries:
+            self._take(delivery)
+        return len(deliveries)
+
+    def _chunks_wanted(self) -> int:
+        if self._stopped or not self._presence.ready or self._attempts.first_alone() is not None:
+            return 0
+        room = self._presence.room()
+        return room.chunks_wanted(
+            self._attempts.held_lines, self._presence.chunk_lines, MOST_CHUNKS
+        )
+
+    def _take(self, delivery: Delivery) -> None:
+        alone = self._attempts.first_alone()
+        attempt = self._attempts.add(delivery, self._clock.monotonic())
+        if self._stopped or not self._presence.ready:
+            self._endings.refuse(attempt, 0.0)
+        elif alone is not None:
+            self._endings.refuse(attempt, ALONE_DELAY_SECONDS)
+        else:
+            self._opener.open(attempt)

@@ -1,0 +1,233 @@
+"""Result frames to the store: one stream for all attempts, resent until acknowledged."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import Final
+
+import prometheus_client
+
+from protos.nightshift.v1 import work_pb2
+from services.executor.attempts import Attempt, Attempts
+from services.executor.engines.base import Usage
+from services.executor.results import Frame
+from services.executor.retry import Backoff
+from services.executor.store_client import StoreClient
+from services.kit.clock import Clock
+from services.kit.errors import UnavailableError, from_rpc_error
+from services.kit.log import get_logger
+from services.kit.rpc import CallFault
+
+_log = get_logger(__name__)
+
+MAX_PENDING_BYTES: Final = 32 * 1024 * 1024
+"""Results that may wait for the store; above it the engine gets no more lines."""
+FLUSH_SECONDS: Final = 0.75
+"""Age at which results of a slow engine are sent, however few they are."""
+FLUSH_TICK_SECONDS: Final = 0.2
+IDLE_SECONDS: Final = 60.0
+"""A stream on which nothing is acknowledged for this long is given up and opened anew."""
+MAX_REFUSALS: Final = 3
+"""After this many refusals of the stream at one frame its attempt is given up."""
+
+_FRAMES = prometheus_client.Counter(
+    "nightshift_executor_frames_total", "Result frames acknowledged by the store."
+)
+_PENDING = prometheus_client.Gauge(
+    "nightshift_executor_pending_result_bytes", "Result bytes that are not durable yet."
+)
+
+
+class Reporter:
+    """Sends what attempts finish and hears what became durable."""
+
+    def __init__(
+        self,
+        *,
+        store: StoreClient,
+        attempts: Attempts,
+        clock: Clock,
+        chance: Callable[[], float],
+        on_durable: Callable[[Attempt], None],
+        on_sealed: Callable[[Attempt], None],
+        on_refused: Callable[[Attempt], None],
+    ) -> None:
+        """Make a reporter that is not connected.
+
+        Args:
+            store: where results go.
+            attempts: whose results are sent when they get old.
+            clock: measures their age.
+            chance: random numbers in [0, 1), for jitter.
+            on_durable: called when no result of an attempt waits any more.
+            on_sealed: called when the attempt's batch takes no more results.
+            on_refused: called when the store does not take the attempt's results.
+        """
+        self._store = store
+        self._attempts = attempts
+        self._clock = clock
+        self._on_durable = on_durable
+        self._on_sealed = on_sealed
+        self._on_refused = on_refused
+        self._backoff = Backoff(0.05, 1.0, chance)
+        self._unsent: deque[Frame] = deque()
+        self._unacked: deque[Frame] = deque()
+        self._work = asyncio.Event()
+        self._stream = 0
+        self._acked_at = 0.0
+        self._pending_bytes = 0
+        self._on_room: Callable[[], None] = lambda: None
+
+    @property
+    def full(self) -> bool:
+        """Whether so much waits for the store that nothing more should be made."""
+        return self._pending_bytes > MAX_PENDING_BYTES
+
+    def on_room(self, call: Callable[[], None]) -> None:
+        """Have `call` called when it is no longer full."""
+        self._on_room = call
+
+    def add(self, attempt: Attempt, line: int, text: bytes, flags: int, usage: Usage) -> None:
+        """Take a result line; it is sent with others, or when it gets old."""
+        results = attempt.results
+        if not results.fits(text):
+            self.send(attempt)
+        if not len(results):
+            results.since = self._clock.monotonic()
+        results.add(line, text, flags, usage)
+
+    def send(self, attempt: Attempt) -> None:
+        """Send what the attempt has finished, without waiting for more."""
+        if not len(attempt.results):
+            return
+        frame = attempt.results.take(attempt)
+        attempt.unacked_frames += 1
+        attempt.quiet.clear()
+        self._pending_bytes += len(frame.payload)
+        _PENDING.set(self._pending_bytes)
+        self._unsent.append(frame)
+        self._work.set()
+
+    async def flush(self, attempts: list[Attempt], within_seconds: float) -> bool:
+        """Send all results of these and wait until they are durable; False when it took longer."""
+        for attempt in attempts:
+            self.send(attempt)
+        try:
+            async with asyncio.timeout(within_seconds):
+                for attempt in attempts:
+                    await attempt.quiet.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def send_old(self) -> None:
+        """Send results that have waited long enough for company."""
+        before = self._clock.monotonic() - FLUSH_SECONDS
+        for attempt in self._attempts:
+            if len(attempt.results) and attempt.results.since <= before:
+                self.send(attempt)
+
+    async def run(self) -> None:
+        """Keep a stream to the store while there is something to say, until cancelled."""
+        while True:
+            while not self._unsent and not self._unacked:
+                self._work.clear()
+                await self._work.wait()
+            try:
+                await self._run_stream()
+            except CallFault as fault:
+                error = from_rpc_error(fault)
+                if not isinstance(error, UnavailableError):
+                    self._refused(str(error))
+                _log.warning("result_stream_failed", error=str(error))
+            except TimeoutError:
+                _log.warning("result_stream_silent", frames=len(self._unacked))
+            # What was not acknowledged goes first on the next stream; the store sorts repeats out.
+            self._stream += 1
+            self._unsent.extendleft(reversed(self._unacked))
+            self._unacked.clear()
+            self._work.set()
+            await asyncio.sleep(self._backoff.next_seconds())
+
+    async def _run_stream(self) -> None:
+        """One stream, until it ends.
+
+        Raises:
+            CallFault: the store ended it with an error, or is away.
+            TimeoutError: nothing was acknowledged for `IDLE_SECONDS`.
+        """
+        self._stream += 1
+        call = self._store.append_results(self._messages(self._stream))
+        answers = aiter(call)
+        try:
+            while True:
+                limit = asyncio.get_running_loop().time() + IDLE_SECONDS
+                try:
+                    async with asyncio.timeout_at(limit):
+                        answer = await anext(answers, None)
+                except TimeoutError:
+                    if not self._unacked and not self._unsent:
+                        return
+                    raise
+                if answer is None:
+                    return
+                self._acknowledged(answer)
+        finally:
+            # Leaving the loop alone would leave the call open.
+            call.cancel()
+
+    async def _messages(self, stream: int) -> AsyncIterator[work_pb2.AppendResultsRequest]:
+        number = 0
+        while stream == self._stream:
+            if not self._unsent:
+                self._work.clear()
+                await self._work.wait()
+                continue
+            frame = self._unsent.popleft()
+            number += 1
+            frame.number = number
+            self._unacked.append(frame)
+            for message in frame.messages():
+                yield message
+
+    def _acknowledged(self, answer: work_pb2.AppendResultsResponse) -> None:
+        self._backoff.reset()
+        while self._unacked and self._unacked[0].number <= answer.frame:
+            frame = self._unacked.popleft()
+            _FRAMES.inc()
+            if answer.sealed and frame.number == answer.frame:
+                self._settled(frame)
+                self._on_sealed(frame.attempt)
+            else:
+                self._settled(frame)
+
+    def _settled(self, frame: Frame) -> None:
+        was_full = self.full
+        attempt = frame.attempt
+        self._pending_bytes -= len(frame.payload)
+        _PENDING.set(self._pending_bytes)
+        attempt.unacked_frames -= 1
+        if not attempt.unacked_frames:
+            attempt.quiet.set()
+            if not len(attempt.results):
+                self._on_durable(attempt)
+        if was_full and not self.full:
+            self._on_room()
+
+    def _refused(self, reason: str) -> None:
+        """Count an error of the store against the frame that it came at."""
+        if not self._unacked:
+            return
+        head = self._unacked[0]
+        head.failures += 1
+        if head.failures < MAX_REFUSALS:
+            return
+        _log.error("results_refused", chunk=head.attempt.dispatch.chunk_id, error=reason)
+        # Ended first: what is dropped now must not count as durable.
+        self._on_refused(head.attempt)
+        frames = [*self._unacked, *self._unsent]
+        mine = [frame for frame in frames if frame.attempt is head.attempt]
+        self._unacked = deque(one for one in self._unacked if one.attempt is not head.attempt)
+        self._unsent = deque(one for one in self._unsent if one.attempt is not head.attempt)
+        for frame in mine:
+            self._settled(frame)

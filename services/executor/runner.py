@@ -1,0 +1,386 @@
+"""Feeds the engine: keeps its seats full from all attempts at once, earlier ones first.
+
+Everything here runs in one event loop and never blocks it for longer than one slice of lines.
+"""
+
+import asyncio
+import heapq
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Final
+
+import prometheus_client
+
+from services.executor.attempts import Attempt, Attempts, Running
+from services.executor.engines.base import (
+    NO_USAGE,
+    Engine,
+    EngineDead,
+    EngineRequest,
+    EngineResponse,
+    RequestAborted,
+    Usage,
+    error_body,
+    refusal,
+)
+from services.executor.envelope import Line
+from services.executor.reporter import Reporter
+from services.executor.retry import Again, judge
+from services.executor.room import Speed
+from services.kit.clock import Clock
+from services.kit.frames import FAILED_FLAG
+from services.kit.log import get_logger
+from services.kit.result_line import REQUEST_TIMEOUT, no_response_line, success_or_error_line
+
+_log = get_logger(__name__)
+
+SLICE_LINES: Final = 64
+"""Lines given to an engine before others may use the loop."""
+ABORT_SECONDS: Final = 5.0
+"""Bound on waiting for an engine to let aborted lines go; the watchdog sees to the rest."""
+
+_LINES = prometheus_client.Counter(
+    "nightshift_executor_lines_total", "Lines with a result, by outcome.", ["outcome"]
+)
+_COMPLETED = _LINES.labels("completed")
+_FAILED = _LINES.labels("failed")
+_RETRIES = prometheus_client.Counter(
+    "nightshift_executor_retries_total", "Lines that run again after an engine's answer."
+)
+_IN_FLIGHT = prometheus_client.Gauge(
+    "nightshift_executor_lines_in_engine", "Lines that are in the engine."
+)
+
+Casualties = dict[Attempt, list[int]]
+"""The lines that were in the engine when it died, by attempt."""
+
+_UNREADABLE: Final = refusal("The line is not a request: it has no custom_id or no body.")
+
+
+class Runner:
+    """Runs the lines of all attempts through one engine."""
+
+    def __init__(
+        self,
+        *,
+        attempts: Attempts,
+        reporter: Reporter,
+        clock: Clock,
+        chance: Callable[[], float],
+        line_timeout_seconds: float,
+        on_death: Callable[[str, Casualties], None],
+    ) -> None:
+        """Make a runner without an engine.
+
+        Args:
+            attempts: whose lines it runs.
+            reporter: takes the results.
+            clock: measures speed and time-outs.
+            chance: random numbers in [0, 1), for the jitter of retries.
+            line_timeout_seconds: time in the engine after which a line is aborted.
+            on_death: called once when the engine is found dead; it is without an engine then.
+        """
+        self._attempts = attempts
+        self._reporter = reporter
+        self._clock = clock
+        self._chance = chance
+        self._line_timeout_seconds = line_timeout_seconds
+        self._on_death = on_death
+        self._engine: Engine | None = None
+        # Callbacks of an engine that died belong to an earlier life and do nothing.
+        self._life = 0
+        self._running: dict[str, Running] = {}
+        self._queue: list[Attempt] = []
+        self._wake = asyncio.Event()
+        self._emptied = asyncio.Event()
+        self._accepting = True
+        self._speed = Speed(1)
+        self._measured_at = clock.monotonic()
+        self.answered = 0
+        """Lines that got a result, since the start of this process."""
+
+    # --- what others ask for ---------------------------------------------------------------------
+
+    @property
+    def in_flight(self) -> int:
+        """Lines in the engine."""
+        return len(self._running)
+
+    @property
+    def lines_per_second(self) -> float:
+        """Speed of the engine while it works; 0 until known."""
+        return self._speed.lines_per_second()
+
+    def use(self, engine: Engine) -> None:
+        """Run lines on `engine`, which is ready, from now on."""
+        self._engine = engine
+        self._speed = Speed(engine.seats)
+        self._measured_at = self._clock.monotonic()
+        self._wake.set()
+
+    def wake(self) -> None:
+        """Look again whether lines can go in."""
+        self._wake.set()
+
+    def stop_feeding(self) -> None:
+        """Let nothing more into the engine; what is in it goes on."""
+        self._accepting = False
+
+    async def idle(self) -> None:
+        """Wait until nothing is in the engine."""
+        while self._running:
+            self._emptied.clear()
+            await self._emptied.wait()
+
+    def add(self, attempt: Attempt, lines: Iterable[Line]) -> None:
+        """Take lines of an attempt that were read."""
+        if attempt.closed:
+            return
+        attempt.ready.extend(lines)
+        self._enqueue(attempt)
+
+    async def abort(self, attempts: Sequence[Attempt]) -> None:
+        """Have the engine let go of all lines of these (closed) attempts; none gets a result."""
+        request_ids: list[str] = []
+        for attempt in attempts:
+            attempt.ready.clear()
+            for timer in attempt.waiting:
+                timer.cancel()
+            attempt.waiting.clear()
+            for running in attempt.running.values():
+                # Before the abort: an aborted call returns as if it had ended by itself.
+                running.discard = True
+                request_ids.append(running.request_id)
+        await self._abort(request_ids)
+
+    def die(self, reason: str) -> None:
+        """Treat the engine as dead: take stock, and be without an engine."""
+        if self._engine is None:
+            return
+        self._engine = None
+        self._life += 1
+        in_engine, self._running = self._running, {}
+        self._emptied.set()
+        casualties: Casualties = {}
+        for running in in_engine.values():
+            attempt = running.attempt
+            attempt.running.pop(running.request_id, None)
+            if running.discard or attempt.closed:
+                continue
+            if _has_result(running.future):
+                # It answered before it died; only our turn to hear it had not come.
+                self._judge(attempt, running.line, running.request_id, running.future.result())
+            else:
+                casualties.setdefault(attempt, []).append(running.line.number)
+        _IN_FLIGHT.set(0)
+        self._on_death(reason, casualties)
+
+    async def expire_lines(self) -> None:
+        """Abort lines that have been in the engine for too long; each becomes an error line."""
+        now = self._clock.monotonic()
+        expired: list[Running] = []
+        # All have the same limit, so the first to enter is the first to expire.
+        for running in self._running.values():
+            if now - running.started_at < self._line_timeout_seconds:
+                break
+            if not running.discard:
+                expired.append(running)
+        for running in expired:
+            running.discard = True
+            attempt, line = running.attempt, running.line
+            text = no_response_line(
+                attempt.dispatch.batch_id, line.number, line.custom_id, REQUEST_TIMEOUT
+            )
+            self._finish(attempt, line, text, FAILED_FLAG, NO_USAGE)
+        if expired:
+            _log.warning("lines_timed_out", lines=len(expired))
+            await self._abort([running.request_id for running in expired])
+
+    async def run(self) -> None:
+        """Feed the engine until cancelled."""
+        while True:
+            self._wake.clear()
+            if self._feed():
+                # One slice at a time: pulls, acknowledgements and beats go between.
+                await asyncio.sleep(0)
+            else:
+                await self._wake.wait()
+
+    # --- feeding ---------------------------------------------------------------------------------
+
+    def _enqueue(self, attempt: Attempt) -> None:
+        if attempt.ready and not attempt.queued and not attempt.closed:
+            attempt.queued = True
+            heapq.heappush(self._queue, attempt)
+        self._wake.set()
+
+    def _next_attempt(self) -> Attempt | None:
+        """Return the earliest attempt with lines for the engine; they stay its first."""
+        while self._queue and (self._queue[0].closed or not self._queue[0].ready):
+            heapq.heappop(self._queue).queued = False
+        alone = self._attempts.first_alone()
+        if alone is None:
+            return self._queue[0] if self._queue else None
+        # Suspects run with nothing else in the engine: what is in it ends first.
+        others = len(self._running) - len(alone.running)
+        return alone if alone.ready and not alone.closed and not others else None
+
+    def _feed(self) -> bool:
+        """Give the engine one slice of lines; False when it has no seat or there are no lines."""
+        engine = self._engine
+        if engine is None or not self._accepting or self._reporter.full:
+            return False
+        free = engine.seats - len(self._running)
+        attempt = self._next_attempt() if free > 0 else None
+        if attempt is None:
+            return False
+        started = self._measure(0)
+        left = attempt.left
+        ready = attempt.ready
+        lines = [ready.popleft() for _ in range(min(free, SLICE_LINES, len(ready)))]
+        self._submit(engine, attempt, lines, started)
+        finished = left - attempt.left
+        ended = self._clock.monotonic()
+        self._speed.note(ended - started, finished)
+        self._measured_at = ended
+        if finished:
+            self._attempts.changed()
+        return True
+
+    def _submit(
+        self, engine: Engine, attempt: Attempt, lines: Sequence[Line], started: float
+    ) -> None:
+        dispatch = attempt.dispatch
+        endpoint, model, prefix = dispatch.endpoint, dispatch.model, attempt.request_prefix
+        number = attempt.number
+        requests = [
+            EngineRequest(
+                endpoint,
+                model,
+                line.body,
+                f"{prefix}{line.number:08x}{line.retries & 0xFFFF:04x}",
+                number + line.retries,
+            )
+            for line in lines
+            if line.body
+        ]
+        answers = iter(zip(requests, engine.submit_many(requests), strict=True))
+        for line in lines:
+            if not line.body:
+                self._judge(attempt, line, f"{prefix}{line.number:08x}0000", _UNREADABLE)
+                continue
+            request, answer = next(answers)
+            if isinstance(answer, EngineResponse):
+                self._judge(attempt, line, request.request_id, answer)
+                continue
+            future = asyncio.ensure_future(answer)
+            running = Running(attempt, line, request.request_id, future, started)
+            self._running[request.request_id] = running
+            attempt.running[request.request_id] = running
+            future.add_done_callback(partial(self._left_engine, self._life, running))
+        _IN_FLIGHT.set(len(self._running))
+
+    # --- answers ---------------------------------------------------------------------------------
+
+    def _left_engine(
+        self, life: int, running: Running, future: asyncio.Future[EngineResponse]
+    ) -> None:
+        error = None if future.cancelled() else future.exception()
+        if life != self._life:
+            return
+        if isinstance(error, EngineDead):
+            self.die(str(error) or "the engine died")
+            return
+        self._measure(1)
+        attempt, line = running.attempt, running.line
+        self._running.pop(running.request_id, None)
+        if not self._running:
+            self._emptied.set()
+        attempt.running.pop(running.request_id, None)
+        _IN_FLIGHT.set(len(self._running))
+        if not running.discard and not attempt.closed:
+            if error is None and not future.cancelled():
+                response = future.result()
+            else:
+                response = _failure(error)
+            self._judge(attempt, line, running.request_id, response)
+            self._attempts.changed()
+        self._wake.set()
+
+    def _judge(
+        self, attempt: Attempt, line: Line, request_id: str, response: EngineResponse
+    ) -> None:
+        """Make an answer the line's result, or have the line run again later."""
+        status = response.status
+        flags = 0
+        if not 200 <= status < 300:
+            verdict = judge(
+                response, counted=line.counted, retries=line.retries, chance=self._chance()
+            )
+            if isinstance(verdict, Again):
+                self._run_later(attempt, line, verdict)
+                return
+            flags = FAILED_FLAG
+        text = success_or_error_line(
+            attempt.dispatch.batch_id,
+            line.number,
+            line.custom_id,
+            status,
+            response.body,
+            request_id,
+        )
+        self._finish(attempt, line, text, flags, response.usage)
+
+    def _finish(self, attempt: Attempt, line: Line, text: bytes, flags: int, usage: Usage) -> None:
+        (_FAILED if flags else _COMPLETED).inc()
+        self.answered += 1
+        self._attempts.finished(attempt, 1)
+        self._reporter.add(attempt, line.number, text, flags, usage)
+        if not attempt.left:
+            self._reporter.send(attempt)
+
+    def _run_later(self, attempt: Attempt, line: Line, verdict: Again) -> None:
+        _RETRIES.inc()
+        line.retries += 1
+        line.counted += verdict.counted
+
+        def again() -> None:
+            attempt.waiting.discard(timer)
+            if not attempt.closed:
+                attempt.ready.appendleft(line)
+                self._enqueue(attempt)
+
+        # No seat is held meanwhile: the line is out of the engine.
+        timer = asyncio.get_running_loop().call_later(verdict.seconds, again)
+        attempt.waiting.add(timer)
+
+    def _measure(self, finished: int) -> float:
+        """Add the time since the last call to the time of work, if the engine had any."""
+        now = self._clock.monotonic()
+        if self._running:
+            self._speed.note(now - self._measured_at, finished)
+        self._measured_at = now
+        return now
+
+    async def _abort(self, request_ids: list[str]) -> None:
+        if not request_ids or self._engine is None:
+            return
+        try:
+            async with asyncio.timeout(ABORT_SECONDS):
+                await self._engine.abort(request_ids)
+        except TimeoutError:
+            _log.error("engine_does_not_abort", lines=len(request_ids))
+        except EngineDead as error:
+            self.die(str(error) or "the engine died")
+
+
+def _has_result(future: asyncio.Future[EngineResponse]) -> bool:
+    return future.done() and not future.cancelled() and future.exception() is None
+
+
+def _failure(error: BaseException | None) -> EngineResponse:
+    """Return the answer that stands for a call that ended without one."""
+    if error is not None and not isinstance(error, RequestAborted):
+        _log.error("engine_call_failed", exc_info=error)
+    message = "The engine gave no answer to this request."
+    return EngineResponse(500, error_body(message, type_="server_error"))

@@ -1,0 +1,73 @@
+"""Settings of an executor: NIGHTSHIFT_EXECUTOR_… and what all services share."""
+
+import shlex
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, field_validator, model_validator
+from pydantic_settings import SettingsConfigDict
+
+from services.kit.ids import PoolId, pool_id_of
+from services.kit.settings import ServiceSettings
+
+
+class ExecutorSettings(ServiceSettings):
+    """What an executor is told; each has a default that works on one machine."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="NIGHTSHIFT_EXECUTOR_", frozen=True, extra="forbid", populate_by_name=True
+    )
+
+    nats_url: str = Field("nats://127.0.0.1:4222", validation_alias="NIGHTSHIFT_NATS_URL")
+    secret_file: Path = Field(
+        Path("nightshift-data/secret"), validation_alias="NIGHTSHIFT_SECRET_FILE"
+    )
+    store: str = "127.0.0.1:7401"
+    """Address of the store, `host:port`."""
+    name: str = Field("executor-0", pattern=r"^[A-Za-z0-9_-]{1,64}$")
+    """Unique in the fleet."""
+    engine: Literal["simulated", "vllm"] = "simulated"
+    models: str = "simulated"
+    """`NAME=PATH,…`, or names only for an engine without files; the first names the pool."""
+    pool: str = ""
+    """Name of the pool; empty for the first model's."""
+    engine_args: str = ""
+    """Goes to the engine unread, split as a shell would."""
+    listen: str = "127.0.0.1:0"
+    """Where health is asked for; port 0 picks a free one."""
+    metrics_listen: str = ""
+    """Where metrics are served; empty for nowhere."""
+    line_timeout_seconds: float = Field(3_600.0, gt=0)
+    """Time in the engine after which a line is given up."""
+    drain_seconds: float = Field(25.0, ge=0)
+    """Time that running lines get when the executor is told to stop."""
+
+    @field_validator("engine_args")
+    @classmethod
+    def _splits(cls, value: str) -> str:
+        shlex.split(value)
+        return value
+
+    @model_validator(mode="after")
+    def _names_models(self) -> "ExecutorSettings":
+        if not self.model_paths:
+            raise ValueError("models names none")
+        if self.engine == "vllm" and not all(self.model_paths.values()):
+            raise ValueError("models must be NAME=PATH for this engine")
+        return self
+
+    @property
+    def model_paths(self) -> dict[str, str]:
+        """Names of the models, in order, with where each one is; empty where none is needed."""
+        pairs = (part.partition("=") for part in self.models.split(",") if part.strip())
+        return {name.strip(): path.strip() for name, _, path in pairs}
+
+    @property
+    def pool_id(self) -> PoolId:
+        """Id of the pool that it serves."""
+        return pool_id_of(self.pool or next(iter(self.model_paths)))
+
+    @property
+    def engine_arguments(self) -> list[str]:
+        """The engine's arguments, split."""
+        return shlex.split(self.engine_args)

@@ -1,0 +1,123 @@
+"""Life of the engine: start, watch, bury, start again."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import prometheus_client
+
+from protos.nightshift.v1 import dispatch_pb2
+from services.executor.endings import Endings
+from services.executor.engines.base import (
+    STALL_LIMIT_SECONDS,
+    Engine,
+    EngineDead,
+    EngineStartError,
+)
+from services.executor.presence import Presence
+from services.executor.retry import Backoff
+from services.executor.runner import Casualties, Runner
+from services.kit.log import get_logger
+
+_log = get_logger(__name__)
+
+State = dispatch_pb2.EngineState
+
+WATCH_SECONDS: Final = 0.5
+
+_DEATHS = prometheus_client.Counter(
+    "nightshift_executor_engine_deaths_total", "Deaths of the engine, hangs included."
+)
+
+
+class Supervisor:
+    """Sees that there is an engine, or that it is known why there is none."""
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        presence: Presence,
+        runner: Runner,
+        endings: Endings,
+        on_started: Callable[[], Awaitable[None]],
+        chance: Callable[[], float],
+        stall_limit_seconds: float = STALL_LIMIT_SECONDS,
+    ) -> None:
+        """Make a supervisor of an engine that was not started.
+
+        Args:
+            engine: started again and again, as often as it dies.
+            presence: told of every change.
+            runner: runs lines on it, and reports its death by `died`.
+            endings: buries the attempts that it dies with.
+            on_started: awaited after each start, before the engine gets work.
+            chance: random numbers in [0, 1), for jitter.
+            stall_limit_seconds: time without a step, with work waiting, that is a death.
+        """
+        self._engine = engine
+        self._presence = presence
+        self._runner = runner
+        self._endings = endings
+        self._on_started = on_started
+        self._stall_limit_seconds = stall_limit_seconds
+        self._start_backoff = Backoff(0.5, 30.0, chance)
+        # Deaths are part of finding a poison line; only deaths in a row without any answer wait.
+        self._death_backoff = Backoff(0.05, 1.0, chance)
+        self._death: asyncio.Future[tuple[str, Casualties]] | None = None
+
+    def died(self, reason: str, casualties: Casualties) -> None:
+        """Take the runner's word that the engine is dead, with the lines that were in it."""
+        if self._death is not None and not self._death.done():
+            self._death.set_result((reason, casualties))
+
+    async def run(self) -> None:
+        """Keep an engine running until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._start()
+            await self._on_started()
+            death = self._death = loop.create_future()
+            self._runner.use(self._engine)
+            self._presence.set_state(State.ENGINE_STATE_READY, seats=self._engine.seats)
+            answered_before = self._runner.answered
+            while not death.done():
+                await asyncio.wait([death], timeout=WATCH_SECONDS)
+                self._watch()
+            reason, casualties = death.result()
+            _DEATHS.inc()
+            _log.error(
+                "engine_died", reason=reason, lines=sum(len(one) for one in casualties.values())
+            )
+            self._presence.set_state(State.ENGINE_STATE_DEAD, reason=reason)
+            await self._endings.bury(reason, casualties)
+            if self._runner.answered > answered_before:
+                self._death_backoff.reset()
+            await asyncio.sleep(self._death_backoff.next_seconds())
+
+    def _watch(self) -> None:
+        """Notice a death that no call has told."""
+        try:
+            self._engine.check_health()
+        except EngineDead as error:
+            self._runner.die(str(error) or "the engine died")
+            return
+        stalled = self._engine.stalled_seconds()
+        if stalled >= self._stall_limit_seconds:
+            self._runner.die(f"the engine made no step for {stalled:.0f} s with work waiting")
+
+    async def _start(self) -> None:
+        while True:
+            self._presence.set_state(
+                State.ENGINE_STATE_STARTING, reason=f"the {self._engine.name} engine is starting"
+            )
+            try:
+                await self._engine.close()
+                await self._engine.start()
+            except (EngineStartError, EngineDead) as error:
+                _log.error("engine_start_failed", reason=str(error))
+                self._presence.set_state(State.ENGINE_STATE_DEAD, reason=str(error))
+                await asyncio.sleep(self._start_backoff.next_seconds())
+            else:
+                self._start_backoff.reset()
+                return
