@@ -1,0 +1,250 @@
+"""Composes end files in input order from segments, a block of 4,096 lines at a time.
+
+Memory is bounded whatever the sizes: 32 bytes a line of the block, `_CACHED_BYTES` of payloads,
+and pieces of about 1 MiB on their way to the disk.
+"""
+
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import numpy as np
+import sqlalchemy as sa
+
+from services.kit.frames import FAILED_FLAG, FRAME_BYTES, NEVER_RAN_FLAG, RESULT_RECORD
+from services.store import input_lines, results_repo
+from services.store.context import Context
+from services.store.domain import output, results
+from services.store.domain.results import BLOCK_LINES, Records
+from services.store.domain.state import BatchStatus
+from services.store.input_reader import InputReader
+from services.store.models import segments
+
+Row = sa.Row[*tuple[Any, ...]]
+Kind = Literal["output", "error"]
+
+_CACHED_BYTES: Final = 12 * 1024 * 1024
+_LOAD_BYTES: Final = 4 * 1024 * 1024
+_PAGE: Final = 256
+_NEVER_RAN: Final = {
+    BatchStatus.CANCELLED.value: output.BATCH_CANCELLED,
+    BatchStatus.EXPIRED.value: output.BATCH_EXPIRED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    """One segment of the batch; `size` is that of its payload, in its row or in `blob`."""
+
+    id: int
+    first: int
+    last: int
+    records: Records
+    blob: str | None
+    size: int
+
+
+_SEGMENTS: Final = (
+    sa.select(
+        segments.c.id,
+        segments.c.first_line,
+        segments.c.last_line,
+        segments.c.records,
+        segments.c.blob,
+        sa.func.length(segments.c.payload).label("size"),
+    )
+    .where(
+        segments.c.batch_id == sa.bindparam("batch_id"),
+        segments.c.first_line >= sa.bindparam("line"),
+        segments.c.first_line < sa.bindparam("end"),
+        sa.or_(segments.c.first_line > sa.bindparam("line"), segments.c.id > sa.bindparam("after")),
+    )
+    .order_by(segments.c.first_line, segments.c.id)
+    .limit(_PAGE)
+)
+_PAYLOADS: Final = sa.select(segments.c.id, segments.c.payload).where(
+    segments.c.id.in_(sa.bindparam("ids", expanding=True))
+)
+
+
+class EndFile:
+    """The content of one end file of a sealed batch, composed as it is read."""
+
+    def __init__(self, context: Context, reader: InputReader, batch: Row, kind: Kind) -> None:
+        """Compose the file of this kind for a batch's row."""
+        self._context = context
+        self._reader = reader
+        self._batch = batch
+        self._kind = kind
+        self._payloads = _Payloads(context)
+        # Where the next page of segments begins; they are read once, in order of first line.
+        self._line = 0
+        self._after = 0
+        self._active: list[_Segment] = []
+
+    async def pieces(self) -> AsyncGenerator[bytes, None]:
+        """Yield the file's bytes in pieces of about 1 MiB.
+
+        Raises:
+            BlobMissingError: a segment or the input is gone.
+        """
+        buffer: list[bytes | memoryview] = []
+        size = 0
+        for start in range(0, self._batch.lines_total, BLOCK_LINES):
+            end = min(start + BLOCK_LINES, self._batch.lines_total)
+            await self._advance(start, end)
+            async for piece in self._block(start, end):
+                buffer.append(piece)
+                size += len(piece)
+                if size >= FRAME_BYTES:
+                    yield b"".join(buffer)
+                    buffer, size = [], 0
+        if buffer:
+            yield b"".join(buffer)
+
+    async def _advance(self, start: int, end: int) -> None:
+        """Make `_active` the segments that hold lines of start..end-1."""
+        self._active = [each for each in self._active if each.last >= start]
+        while True:
+            where = {
+                "batch_id": self._batch.id,
+                "line": self._line,
+                "after": self._after,
+                "end": end,
+            }
+            rows = await self._context.db.read(
+                lambda connection, where=where: connection.execute(_SEGMENTS, where).all()  # type: ignore[misc]  # bound now
+            )
+            for row in rows:
+                records = np.frombuffer(row.records, RESULT_RECORD)
+                size = row.size
+                if row.blob is not None:
+                    size = int((records["offset"].astype(np.int64) + records["length"]).max())
+                self._active.append(
+                    _Segment(row.id, row.first_line, row.last_line, records, row.blob, size)
+                )
+            if rows:
+                self._line, self._after = rows[-1].first_line, rows[-1].id
+            if len(rows) < _PAGE:
+                return
+
+    async def _block(self, start: int, end: int) -> AsyncIterator[bytes | memoryview]:
+        places = []
+        for number, segment in enumerate(self._active):
+            lines = segment.records["line"]
+            inside = segment.records[(lines >= start) & (lines < end)]
+            places.append(output.places(self._of_kind(inside), number))
+        own: dict[int, bytes] = {}
+        if self._kind == "error":
+            async for records, payload in self._unanswered(start, end):
+                number = len(self._active) + len(own)
+                own[number] = payload
+                places.append(output.places(records, number))
+        if not places:
+            return
+        runs = output.merge_order(np.concatenate(places))
+        chosen = runs.output if self._kind == "output" else runs.error
+        async for piece in self._payloads.copy(chosen.tolist(), self._active, own):
+            yield piece
+
+    def _of_kind(self, records: Records) -> Records:
+        refused = (records["flags"] & (FAILED_FLAG | NEVER_RAN_FLAG)) != 0
+        chosen: Records = records[refused if self._kind == "error" else ~refused]
+        return chosen
+
+    async def _unanswered(self, start: int, end: int) -> AsyncIterator[tuple[Records, bytes]]:
+        """The store's own lines for those of the block that have no result."""
+        block = start // BLOCK_LINES
+        bits = await self._context.db.read(
+            lambda connection: results_repo.bits_of(connection, self._batch.id, [block])
+        )
+        missing = results.remaining_ranges(bits, [(start, end - start)])
+        if not missing:
+            return
+        index = await self._reader.index(self._batch.index_blob)
+        code = _NEVER_RAN[self._batch.seal_outcome]
+        parts = [(name, size) for name, size in self._batch.input_parts]
+        async for lines, ids in input_lines.custom_ids(self._context.blobs, parts, index, missing):
+            yield output.unanswered_frame(self._batch.id, lines, ids, code)
+
+
+class _Payloads:
+    """Payloads of segments, the last used ones kept."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._kept: OrderedDict[int, bytes] = OrderedDict()
+        self._kept_bytes = 0
+
+    async def copy(
+        self,
+        runs: Sequence[tuple[int, int, int]],
+        active: Sequence[_Segment],
+        own: Mapping[int, bytes],
+    ) -> AsyncIterator[bytes | memoryview]:
+        """Yield the bytes of runs (segment number, offset, length), in order."""
+        for at, (number, offset, length) in enumerate(runs):
+            if number in own:
+                yield memoryview(own[number])[offset : offset + length]
+                continue
+            segment = active[number]
+            if segment.size > _LOAD_BYTES:
+                for piece_offset, size in _pieces(offset, length):
+                    assert segment.blob is not None  # only blobs are that large
+                    yield await self._context.blobs.read(segment.blob, piece_offset, size)
+                continue
+            payload = self._kept.get(segment.id)
+            if payload is None:
+                await self._load(_next_segments(runs, at, active, own, self._kept))
+                payload = self._kept[segment.id]
+            self._kept.move_to_end(segment.id)
+            yield memoryview(payload)[offset : offset + length]
+
+    async def _load(self, wanted: Sequence[_Segment]) -> None:
+        rows = [each.id for each in wanted if each.blob is None]
+        loaded: dict[int, bytes] = {}
+        if rows:
+            found = await self._context.db.read(
+                lambda connection: connection.execute(_PAYLOADS, {"ids": rows}).all()
+            )
+            loaded.update((row.id, row.payload) for row in found)
+        for each in wanted:
+            if each.blob is not None:
+                loaded[each.id] = await self._context.blobs.read(each.blob, 0, each.size)
+        self._kept.update(loaded)
+        self._kept_bytes += sum(map(len, loaded.values()))
+        while self._kept_bytes > _CACHED_BYTES and len(self._kept) > len(loaded):
+            _, dropped = self._kept.popitem(last=False)
+            self._kept_bytes -= len(dropped)
+
+
+def _pieces(offset: int, length: int) -> Iterator[tuple[int, int]]:
+    end = offset + length
+    while offset < end:
+        size = min(FRAME_BYTES, end - offset)
+        yield offset, size
+        offset += size
+
+
+def _next_segments(
+    runs: Sequence[tuple[int, int, int]],
+    at: int,
+    active: Sequence[_Segment],
+    own: Mapping[int, bytes],
+    kept: Mapping[int, bytes],
+) -> list[_Segment]:
+    """The segments that the runs from `at` on need next, the first one at least."""
+    wanted: dict[int, _Segment] = {}
+    size = 0
+    for number, _, _ in runs[at:]:
+        if number in own or number in wanted:
+            continue
+        segment = active[number]
+        if segment.size > _LOAD_BYTES or segment.id in kept:
+            continue
+        size += segment.size
+        if wanted and size > _LOAD_BYTES:
+            break
+        wanted[number] = segment
+    return list(wanted.values())

@@ -1,0 +1,181 @@
+"""Ends what is cancelled or past its time, and gives up lines that kill their engines.
+
+Needs nothing but SQL: neither a scheduler nor a bus nor an executor.
+"""
+
+import asyncio
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from protos.nightshift.v1 import dispatch_pb2
+from services.kit.ids import ProjectId
+from services.kit.log import get_logger
+from services.store import attempts_repo, batches_repo, input_lines, outbox, quarantine
+from services.store.appending import Appender
+from services.store.context import Context
+from services.store.domain import output
+from services.store.domain.state import BatchStatus
+from services.store.input_reader import InputReader
+from services.store.models import EXPIRY_WHERE, STOPPING_WHERE, batches
+from services.store.results_repo import Frame
+from services.store.seal import seal
+
+_log = get_logger(__name__)
+
+Row = sa.Row[*tuple[Any, ...]]
+
+STOP_MS: Final = 2_000
+"""What executors are given to flush what is finished before a stopping batch is sealed."""
+_AT_ONCE: Final = 64
+_AHEAD_MS: Final = 1_000
+
+
+class Ender:
+    """Takes batches over their edge, on time."""
+
+    def __init__(self, context: Context, reader: InputReader) -> None:
+        """End batches of `context`, reading line indexes through `reader`."""
+        self._context = context
+        self._reader = reader
+        self._appender = Appender(context)
+
+    async def run_once(self) -> int:
+        """Stop what is late, seal what has stopped, give up poison lines; return how many."""
+        moved = 0
+        while await self._context.db.read(self._late):
+            moved += await self._context.db.write(self._stop_late)
+        while await self._context.db.read(self._ready):
+            sealed = await self._context.db.write(self._seal_ready)
+            if not sealed:
+                break
+            moved += sealed
+        moved += await self._give_up()
+        if moved:
+            self._context.wake("outbox")
+            self._context.wake("finalizer")
+        await self._plan()
+        return moved
+
+    def _late(self, connection: sa.Connection) -> list[Row]:
+        return list(
+            connection.execute(
+                sa.select(batches)
+                .where(sa.text(EXPIRY_WHERE), batches.c.expires_ms <= self._context.now_ms())
+                .order_by(batches.c.expires_ms)
+                .limit(_AT_ONCE)
+            )
+        )
+
+    def _stop_late(self, connection: sa.Connection) -> int:
+        """Tell executors to stop; a batch that was never validated ends here."""
+        now_ms = self._context.now_ms()
+        late = self._late(connection)
+        for row in late:
+            project_id = ProjectId(row.project_id)
+            kind = dispatch_pb2.EVENT_KIND_BATCH_EXPIRING
+            if row.status == BatchStatus.VALIDATING:
+                kind = dispatch_pb2.EVENT_KIND_BATCH_ENDED
+                batches_repo.move(
+                    connection,
+                    row.id,
+                    BatchStatus.EXPIRED,
+                    now_ms,
+                    sealed_ms=now_ms,
+                    seal_outcome=BatchStatus.EXPIRED.value,
+                )
+            else:
+                connection.execute(
+                    batches.update().where(batches.c.id == row.id).values(stopping_ms=now_ms)
+                )
+            event = dispatch_pb2.Event(kind=kind, batch_id=row.id, pool_id=row.pool_id or "")
+            outbox.emit(connection, event, project_id, now_ms)
+        return len(late)
+
+    def _stopping(self, connection: sa.Connection) -> list[Row]:
+        return list(
+            connection.execute(
+                sa.select(batches)
+                .where(sa.text(STOPPING_WHERE))
+                .order_by(batches.c.stopping_ms)
+                .limit(_AT_ONCE)
+            )
+        )
+
+    def _ready(self, connection: sa.Connection) -> list[Row]:
+        """Stopping batches with nothing to wait for; at most 2 s pass until all are."""
+        now_ms = self._context.now_ms()
+        return [
+            row
+            for row in self._stopping(connection)
+            if row.stopping_ms + STOP_MS <= now_ms
+            or not attempts_repo.any_open(connection, row.id, now_ms)
+        ]
+
+    def _seal_ready(self, connection: sa.Connection) -> int:
+        sealed = 0
+        for row in self._ready(connection):
+            outcome = BatchStatus.EXPIRED
+            if row.status == BatchStatus.CANCELLING:
+                outcome = BatchStatus.CANCELLED
+            sealed += seal(connection, row, outcome, self._context.now_ms())
+        return sealed
+
+    async def _give_up(self) -> int:
+        """Record the error of lines that died alone too often."""
+        most = self._context.settings.max_attempts
+        given_up = 0
+        while rows := await self._context.db.read(
+            lambda connection: quarantine.poison(connection, most)
+        ):
+            for row in rows:
+                await self._appender.record(await self._failure(row))
+                _log.warning("line_given_up", batch=row.batch_id, line=row.first_line)
+            given_up += len(rows)
+        return given_up
+
+    async def _failure(self, chunk: Row) -> Frame:
+        """The result that the store writes itself for the single line of a chunk."""
+        index = await self._reader.index(chunk.index_blob)
+        parts = [(name, size) for name, size in chunk.input_parts]
+        ids: list[bytes] = []
+        async for _, some in input_lines.custom_ids(
+            self._context.blobs, parts, index, [(chunk.first_line, 1)]
+        ):
+            ids.extend(some)
+        records, payload = output.unanswered_frame(
+            chunk.batch_id, [chunk.first_line], ids, output.ENGINE_FAILURE
+        )
+        return Frame(
+            ticket=attempts_repo.Ticket(
+                token="",
+                batch_id=chunk.batch_id,
+                chunk_id=chunk.id,
+                project_id=chunk.project_id,
+                dispatch=chunk.dispatch,
+            ),
+            records=records,
+            payload=payload,
+        )
+
+    async def _plan(self) -> None:
+        """Take the next turn in time for what falls due before the next tick."""
+
+        def next_due(connection: sa.Connection) -> int | None:
+            expires = connection.scalar(
+                sa.select(sa.func.min(batches.c.expires_ms)).where(sa.text(EXPIRY_WHERE))
+            )
+            stopping = connection.scalar(
+                sa.select(sa.func.min(batches.c.stopping_ms)).where(sa.text(STOPPING_WHERE))
+            )
+            due = [expires, None if stopping is None else stopping + STOP_MS]
+            return min((each for each in due if each is not None), default=None)
+
+        due_ms = await self._context.db.read(next_due)
+        if due_ms is None:
+            return
+        wait_ms = due_ms - self._context.now_ms()
+        if wait_ms < _AHEAD_MS:
+            asyncio.get_running_loop().call_later(
+                max(wait_ms, 0) / 1000, self._context.wake, "ender"
+            )

@@ -1,0 +1,104 @@
+"""Statements on executors: who they are, and how they leave their attempts."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from protos.nightshift.v1 import dispatch_pb2
+from services.kit.ids import DEFAULT_PROJECT, IdGenerator
+from services.kit.log import get_logger
+from services.store import attempts_repo, chunks_repo, models_repo, outbox, quarantine
+from services.store.attempts_repo import Outcome
+from services.store.domain.results import Range
+from services.store.models import executors
+
+_log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Executor:
+    """What an executor says of itself; see `RegisterExecutorRequest`."""
+
+    id: str
+    incarnation: str
+    pool_id: str
+    models: tuple[str, ...]
+    endpoints: tuple[str, ...]
+    context_length: int | None
+    engine_revision: str
+
+
+def register(
+    connection: sa.Connection, executor: Executor, *, new_id: IdGenerator, now_ms: int
+) -> None:
+    """Record an executor, its pool and its models; take apart what its last process left open.
+
+    A process that ended in order had handed everything back, so what is open was lost.
+
+    Raises:
+        ConflictError: a model of that name is served by another pool.
+    """
+    now_at = now_ms // 1000
+    models_repo.put_pool(connection, executor.pool_id, now_at, executor.engine_revision or None)
+    for name in executor.models:
+        models_repo.put_model(
+            connection,
+            name=name,
+            pool_id=executor.pool_id,
+            endpoints=executor.endpoints,
+            context_length=executor.context_length,
+            now_at=now_at,
+        )
+    values = {
+        "incarnation": executor.incarnation,
+        "pool_id": executor.pool_id,
+        "engine_revision": executor.engine_revision,
+        "registered_at": now_at,
+    }
+    known = connection.execute(
+        executors.update().where(executors.c.id == executor.id).values(**values)
+    )
+    if known.rowcount == 0:
+        connection.execute(executors.insert().values(id=executor.id, **values))
+    left = attempts_repo.open_of_others(
+        connection, executor.id, not_incarnation=executor.incarnation
+    )
+    quarantine.take_apart(
+        connection,
+        [quarantine.loss_of(attempt) for attempt in left],
+        Outcome.LOST,
+        new_id=new_id,
+        now_ms=now_ms,
+    )
+    event = dispatch_pb2.Event(kind=dispatch_pb2.EVENT_KIND_EXECUTOR, pool_id=executor.pool_id)
+    outbox.emit(connection, event, DEFAULT_PROJECT, now_ms)
+
+
+def hand_back(
+    connection: sa.Connection, executor_id: str, tokens: Sequence[str], *, now_ms: int
+) -> None:
+    """Close attempts that an executor gives up; nobody is suspected for it."""
+    for row in attempts_repo.open_by_token(connection, executor_id, tokens):
+        attempts_repo.close(connection, [row.token], Outcome.HANDED_BACK, now_ms)
+        chunks_repo.lapse(connection, row.chunk_id, row.dispatch, now_ms)
+
+
+def report_death(
+    connection: sa.Connection,
+    executor_id: str,
+    started: Mapping[str, Sequence[Range]],
+    *,
+    new_id: IdGenerator,
+    now_ms: int,
+) -> None:
+    """Close the attempts that were in a dead engine and put the lines that were in it apart."""
+    rows = attempts_repo.open_by_token(connection, executor_id, list(started))
+    _log.warning("engine_died", executor=executor_id, attempts=len(rows))
+    quarantine.take_apart(
+        connection,
+        [quarantine.loss_of(row, started[row.token]) for row in rows],
+        Outcome.DIED,
+        new_id=new_id,
+        now_ms=now_ms,
+    )

@@ -1,0 +1,236 @@
+"""Writes the end files of sealed batches and ends them; then drops what only running needed."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from protos.nightshift.v1 import dispatch_pb2
+from services.kit.ids import FileId, ProjectId, uuid7_hex
+from services.kit.log import get_logger
+from services.store import batches_repo, blobs_repo, clearing, files_repo, outbox
+from services.store.context import Context
+from services.store.domain.state import BatchStatus
+from services.store.end_files import EndFile, Kind
+from services.store.input_reader import InputReader
+from services.store.models import SEALED_WHERE, batches
+
+_log = get_logger(__name__)
+
+Row = sa.Row[*tuple[Any, ...]]
+
+AT_ONCE: Final = 4
+PART_BYTES: Final = 16 * 1024 * 1024
+"""A part of an end file ends once it has so many bytes; at least 8 MiB, but for the last."""
+DEFAULT_EXPIRY_SECONDS: Final = 2_592_000
+_LEASE_MS: Final = 60_000
+_RETRY_MS: Final = 5_000
+_LOOK_SECONDS: Final = 0.05
+_FINALIZING: Final = (BatchStatus.FINALIZING.value, BatchStatus.CANCELLING.value)
+
+
+class LeaseLostError(Exception):
+    """Another store finalizes the batch now."""
+
+
+class Finalizer:
+    """Works on sealed batches, a few at once, each under a lease."""
+
+    def __init__(self, context: Context, reader: InputReader) -> None:
+        """Finalize batches of `context`, reading line indexes through `reader`."""
+        self._context = context
+        self._reader = reader
+        self._holder = uuid7_hex()
+        self._running: dict[str, asyncio.Task[None]] = {}
+
+    async def run_once(self) -> int:
+        """Finalize every sealed batch, clear up after them, and return how many ended."""
+        ended = 0
+        try:
+            while True:
+                ended += await self._finalize_all()
+                if not await clearing.clear_some(self._context):
+                    return ended
+        finally:
+            for task in self._running.values():
+                task.cancel()
+
+    async def _finalize_all(self) -> int:
+        ended = 0
+        while True:
+            if len(self._running) < AT_ONCE:
+                for row in await self._claim(AT_ONCE - len(self._running)):
+                    self._running[row.id] = asyncio.create_task(self._finalize(row))
+            if not self._running:
+                return ended
+            # Batches that are sealed meanwhile need not wait for a large one.
+            await asyncio.wait(
+                self._running.values(),
+                timeout=_LOOK_SECONDS if len(self._running) < AT_ONCE else None,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            for batch_id, task in list(self._running.items()):
+                if task.done():
+                    del self._running[batch_id]
+                    task.result()
+                    ended += 1
+
+    async def _claim(self, most: int) -> list[Row]:
+        """Take the lease of up to `most` batches, those sealed first, first."""
+        now_ms = self._context.now_ms()
+        free = sa.or_(batches.c.finalize_holder.is_(None), batches.c.finalize_until_ms <= now_ms)
+        if self._context.db.is_sqlite:
+            # Only one store works on an SQLite database, so other holders are dead.
+            free = sa.or_(free, batches.c.finalize_holder != self._holder)
+        waiting = (
+            sa.select(batches.c.id)
+            .where(
+                sa.text(SEALED_WHERE),
+                batches.c.status.in_(_FINALIZING),
+                batches.c.id.not_in(list(self._running)),
+                free,
+            )
+            .order_by(batches.c.sealed_ms)
+            .limit(most)
+        )
+        if not await self._context.db.read(lambda connection: connection.scalars(waiting).all()):
+            return []
+
+        def take(connection: sa.Connection) -> list[Row]:
+            return list(
+                connection.execute(
+                    batches.update()
+                    .where(batches.c.id.in_(connection.scalars(waiting).all()), free)
+                    .values(finalize_holder=self._holder, finalize_until_ms=now_ms + _LEASE_MS)
+                    .returning(batches)
+                )
+            )
+
+        return await self._context.db.write(take)
+
+    async def _finalize(self, batch: Row) -> None:
+        try:
+            written = [
+                await self._write(batch, kind) for kind in ("output", "error") if _has(batch, kind)
+            ]
+            await self._context.db.write(lambda connection: self._end(connection, batch, written))
+        except LeaseLostError:
+            _log.warning("finalize_lease_lost", batch=batch.id)
+        except Exception:  # noqa: BLE001 - logged; the batch is tried again
+            _log.exception("finalize_failed", batch=batch.id)
+            await self._context.db.write(
+                lambda connection: self._renew(connection, batch.id, _RETRY_MS)
+            )
+        else:
+            _log.info("batch_ended", batch=batch.id)
+            self._context.wake("outbox")
+
+    async def _write(self, batch: Row, kind: Kind) -> files_repo.NewFile:
+        """Write one end file as durable parts that nothing names yet."""
+        parts: list[tuple[str, int]] = []
+        async with aclosing(EndFile(self._context, self._reader, batch, kind).pieces()) as pieces:
+            first = await anext(pieces, None)
+            while first is not None:
+                part = _Part(first, pieces)
+                second = await anext(pieces, None)
+                content = first if second is None else part.content(second)
+                name = await self._announce(batch)
+                parts.append((name, await self._context.blobs.put(name, content)))
+                first = None if second is None else await anext(pieces, None)
+        now_at = self._context.now_ms() // 1000
+        expiry = batch.output_expires_seconds or DEFAULT_EXPIRY_SECONDS
+        return files_repo.NewFile(
+            id=FileId(f"file-{self._context.new_id()}"),
+            project_id=ProjectId(batch.project_id),
+            purpose="batch_output",
+            filename=f"{batch.id}_{kind}.jsonl",
+            bytes=sum(size for _, size in parts),
+            created_at=now_at,
+            expires_at=now_at + expiry,
+            parts=parts,
+            of_batch_id=batch.id,
+            of_kind=kind,
+        )
+
+    async def _announce(self, batch: Row) -> str:
+        """Announce the next part, under a lease that is renewed with it."""
+        project_id = ProjectId(batch.project_id)
+        name = self._context.blob_name(project_id, "part")
+
+        def announce(connection: sa.Connection) -> None:
+            self._renew(connection, batch.id, _LEASE_MS)
+            blobs_repo.announce(connection, [name], project_id, self._context.now_ms())
+
+        await self._context.db.write(announce)
+        return name
+
+    def _renew(self, connection: sa.Connection, batch_id: str, lease_ms: int) -> None:
+        renewed = connection.execute(
+            batches.update()
+            .where(batches.c.id == batch_id, batches.c.finalize_holder == self._holder)
+            .values(finalize_until_ms=self._context.now_ms() + lease_ms)
+        )
+        if renewed.rowcount != 1:
+            raise LeaseLostError(batch_id)
+
+    def _end(
+        self, connection: sa.Connection, batch: Row, written: list[files_repo.NewFile]
+    ) -> None:
+        """Name the files and enter the end state, whichever it is by now."""
+        now_ms = self._context.now_ms()
+        row = connection.execute(
+            sa.select(batches.c.status, batches.c.seal_outcome, batches.c.finalize_holder)
+            .where(batches.c.id == batch.id)
+            .with_for_update()
+        ).one()
+        if row.finalize_holder != self._holder:
+            raise LeaseLostError(batch.id)
+        end = BatchStatus(row.seal_outcome)
+        if row.status == BatchStatus.CANCELLING:
+            end = BatchStatus.CANCELLED
+        for file in written:
+            files_repo.insert(connection, file)
+        ids = {file.of_kind: file.id for file in written}
+        moved = batches_repo.move(
+            connection,
+            batch.id,
+            end,
+            now_ms,
+            output_file_id=ids.get("output"),
+            error_file_id=ids.get("error"),
+            finalize_holder=None,
+            finalize_until_ms=None,
+        )
+        if not moved:
+            raise LeaseLostError(batch.id)
+        event = dispatch_pb2.Event(
+            kind=dispatch_pb2.EVENT_KIND_BATCH_ENDED,
+            batch_id=batch.id,
+            pool_id=batch.pool_id or "",
+        )
+        outbox.emit(connection, event, ProjectId(batch.project_id), now_ms)
+
+
+def _has(batch: Row, kind: Kind) -> bool:
+    """Whether a sealed batch has lines for this file: successes, or any others."""
+    if kind == "output":
+        return bool(batch.completed)
+    return bool(batch.lines_total - batch.completed)
+
+
+class _Part:
+    """One part of a file: pieces until it is large enough."""
+
+    def __init__(self, first: bytes, pieces: AsyncIterator[bytes]) -> None:
+        self._first = first
+        self._pieces = pieces
+
+    async def content(self, second: bytes) -> AsyncIterator[bytes]:
+        size = len(self._first) + len(second)
+        yield self._first
+        yield second
+        while size < PART_BYTES and (piece := await anext(self._pieces, None)) is not None:
+            size += len(piece)
+            yield piece

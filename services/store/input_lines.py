@@ -1,0 +1,120 @@
+"""Lines of a batch's input, read in frames: for executors, and to name lines that never ran."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from services.kit.frames import FRAME_BYTES, LINE_RECORD
+from services.kit.result_line import custom_id_json
+from services.store.blobs.base import Blobs
+from services.store.domain import results
+from services.store.domain.line_index import LineIndex
+from services.store.domain.results import Range
+from services.store.input_reader import Parts, read_span
+
+_NEAR_BYTES: Final = 64 * 1024
+"""Lines that lie closer than this are read at once, what lies between them included."""
+_Numbers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Lines that fit a frame together, or one that does not; bytes without line ends."""
+
+    lines: npt.NDArray[np.uint32]
+    offsets: _Numbers
+    lengths: _Numbers
+
+    @property
+    def is_long(self) -> bool:
+        return int(self.lengths.sum()) > FRAME_BYTES
+
+
+async def frames(
+    blobs: Blobs, parts: Parts, index: LineIndex, ranges: Sequence[Range]
+) -> AsyncIterator[tuple[bytes, bytes]]:
+    """Yield (LINE_RECORDs, payload of at most `FRAME_BYTES`) for these lines, in their order.
+
+    A longer line goes on in frames without records. Raises BlobMissingError.
+    """
+    for group in _groups(index, ranges):
+        records = np.zeros(len(group.lines), LINE_RECORD)
+        records["line"] = group.lines
+        records["length"] = group.lengths
+        if not group.is_long:
+            yield records.tobytes(), await _payload(blobs, parts, group)
+            continue
+        offset, left = int(group.offsets[0]), int(group.lengths[0])
+        head = records.tobytes()
+        while left > 0:
+            size = min(left, FRAME_BYTES)
+            yield head, await read_span(blobs, parts, offset, size)
+            head = b""
+            offset += size
+            left -= size
+
+
+async def custom_ids(
+    blobs: Blobs, parts: Parts, index: LineIndex, ranges: Sequence[Range]
+) -> AsyncIterator[tuple[list[int], list[bytes]]]:
+    """Yield ordinals and their custom ids as JSON strings, some at a time, in their order.
+
+    The lines must be sound, as those of a batch that runs are. Raises BlobMissingError.
+    """
+    for group in _groups(index, ranges):
+        payload = await _payload(blobs, parts, group)
+        ids = await asyncio.to_thread(_ids, payload, group.lengths)
+        yield group.lines.tolist(), ids
+
+
+def _ids(payload: bytes, lengths: _Numbers) -> list[bytes]:
+    view = memoryview(payload)
+    ends = np.cumsum(lengths).tolist()
+    ids = []
+    start = 0
+    for end in ends:
+        ids.append(custom_id_json(orjson.loads(view[start:end])["custom_id"]))
+        start = end
+    return ids
+
+
+def _groups(index: LineIndex, ranges: Sequence[Range]) -> Iterator[_Group]:
+    for first, count in ranges:
+        if first + count > len(index.records):
+            raise ValueError(f"lines {first}+{count} are not in the index")
+    lines = results.unpack(ranges)
+    rows = index.records[lines]
+    lengths = rows["length"].astype(np.int64)
+    offsets = (rows["offset_high"].astype(np.int64) << 32) | rows["offset_low"].astype(np.int64)
+    ends = np.cumsum(lengths)
+    start = 0
+    while start < len(lines):
+        before = int(ends[start - 1]) if start else 0
+        stop = int(np.searchsorted(ends, before + FRAME_BYTES, side="right"))
+        stop = max(stop, start + 1)
+        yield _Group(lines[start:stop], offsets[start:stop], lengths[start:stop])
+        start = stop
+
+
+async def _payload(blobs: Blobs, parts: Parts, group: _Group) -> bytes:
+    """The bytes of a group's lines, one after the other."""
+    offsets, lengths = group.offsets, group.lengths
+    ends = offsets + lengths
+    far = np.flatnonzero(offsets[1:] - ends[:-1] > _NEAR_BYTES) + 1
+    pieces = []
+    for start, stop in zip([0, *far.tolist()], [*far.tolist(), len(offsets)], strict=True):
+        base = int(offsets[start])
+        data = await read_span(blobs, parts, base, int(ends[stop - 1]) - base)
+        if (offsets[start + 1 : stop] - ends[start : stop - 1] == 1).all():
+            # Only line feeds lie between, and no line holds one.
+            pieces.append(data.replace(b"\n", b""))
+            continue
+        begins = (offsets[start:stop] - base).tolist()
+        stops = (ends[start:stop] - base).tolist()
+        pieces.extend(data[i:j] for i, j in zip(begins, stops, strict=True))
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)

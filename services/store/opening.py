@@ -1,0 +1,302 @@
+"""Opening and keeping attempts: who may run which lines (design, rule 2)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from protos.nightshift.v1 import work_pb2
+from services.kit.errors import ConflictError
+from services.kit.ids import IdGenerator
+from services.store import attempts_repo, chunks_repo, quarantine, results_repo
+from services.store.attempts_repo import Outcome, Ticket
+from services.store.domain.results import Range
+from services.store.domain.state import BatchStatus
+from services.store.input_reader import Parts
+from services.store.models import attempts, batches, chunks
+
+Row = sa.Row[*tuple[Any, ...]]
+
+SILENT_MS: Final = 5_000
+"""An attempt that beat within this time was alive when its message came again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """One delivery of a dispatch, as its executor tells of it."""
+
+    chunk_id: str
+    dispatch: int
+    num_delivered: int
+    executor_id: str
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """The attempt runs these lines."""
+
+    ticket: Ticket
+    number: int
+    lines: Sequence[Range]
+    deaths: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gone:
+    """Nothing to run."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Busy:
+    """Another attempt of the dispatch lives for so many milliseconds at least."""
+
+    left_ms: int
+
+
+Opening = Opened | Gone | Busy
+
+
+def open_attempt(
+    connection: sa.Connection,
+    delivery: Delivery,
+    *,
+    lease_ms: int,
+    new_id: IdGenerator,
+    now_ms: int,
+) -> Opening:
+    """Open an attempt for a delivery; a repeated call finds the one it opened before.
+
+    A message that comes again takes over from the attempt that it made before: what was in the
+    engine of one that fell silent is put apart.
+    """
+    batch_id = connection.scalar(
+        sa.select(chunks.c.batch_id).where(chunks.c.id == delivery.chunk_id)
+    )
+    if batch_id is None:
+        return Gone(reason="ended")
+    batch = connection.execute(
+        sa.select(batches).where(batches.c.id == batch_id).with_for_update()
+    ).one()
+    chunk = _chunk(connection, delivery.chunk_id)
+    gone = _gone(batch, chunk, delivery, now_ms)
+    if gone is not None:
+        return gone
+    opened_before = attempts_repo.open_of_chunk(connection, chunk.id)
+    for other in opened_before:
+        if other.lease_until_ms <= now_ms:
+            continue
+        if _same_delivery(other, delivery):
+            return _opened(connection, chunk, other)
+        if delivery.num_delivered <= 1:
+            return Busy(left_ms=other.lease_until_ms - now_ms)
+    _take_over(connection, opened_before, lease_ms=lease_ms, new_id=new_id, now_ms=now_ms)
+    chunk = _chunk(connection, chunk.id)
+    if chunk.state != chunks_repo.OUT:
+        return Gone(reason="superseded")
+    return _open(connection, chunk, delivery, lease_ms=lease_ms, new_id=new_id, now_ms=now_ms)
+
+
+def _chunk(connection: sa.Connection, chunk_id: str) -> Row:
+    return connection.execute(
+        sa.select(chunks).where(chunks.c.id == chunk_id).with_for_update()
+    ).one()
+
+
+def _gone(batch: Row, chunk: Row, delivery: Delivery, now_ms: int) -> Gone | None:
+    if (
+        batch.status != BatchStatus.IN_PROGRESS
+        or batch.stopping_ms is not None
+        or batch.expires_ms <= now_ms
+    ):
+        return Gone(reason="ended")
+    if chunk.state == chunks_repo.DONE:
+        return Gone(reason="done")
+    if chunk.state != chunks_repo.OUT or chunk.dispatch != delivery.dispatch:
+        return Gone(reason="superseded")
+    return None
+
+
+def _same_delivery(attempt: Row, delivery: Delivery) -> bool:
+    return bool(
+        attempt.dispatch == delivery.dispatch
+        and attempt.executor_id == delivery.executor_id
+        and attempt.incarnation == delivery.incarnation
+        and attempt.num_delivered == delivery.num_delivered
+    )
+
+
+def _take_over(
+    connection: sa.Connection,
+    others: Sequence[Row],
+    *,
+    lease_ms: int,
+    new_id: IdGenerator,
+    now_ms: int,
+) -> None:
+    silent = [each for each in others if each.lease_until_ms - lease_ms <= now_ms - SILENT_MS]
+    quarantine.take_apart(
+        connection,
+        [quarantine.loss_of(each) for each in silent],
+        Outcome.LOST,
+        new_id=new_id,
+        now_ms=now_ms,
+    )
+    # Those that are alive learn it from their next beat; what they finish still counts.
+    attempts_repo.close(connection, [each.token for each in others], Outcome.SUPERSEDED, now_ms)
+
+
+def _open(
+    connection: sa.Connection,
+    chunk: Row,
+    delivery: Delivery,
+    *,
+    lease_ms: int,
+    new_id: IdGenerator,
+    now_ms: int,
+) -> Opening:
+    ticket = Ticket(
+        token=f"attempt_{new_id()}",
+        batch_id=chunk.batch_id,
+        chunk_id=chunk.id,
+        project_id=chunk.project_id,
+        dispatch=chunk.dispatch,
+    )
+    lines = results_repo.remaining(
+        connection, chunk.batch_id, chunks_repo.unpack_ranges(chunk.lines)
+    )
+    if not lines:
+        chunks_repo.finish(connection, chunk.id)
+        return Gone(reason="done")
+    number = chunk.attempts + 1
+    attempts_repo.insert(
+        connection,
+        ticket,
+        number=number,
+        executor_id=delivery.executor_id,
+        incarnation=delivery.incarnation,
+        num_delivered=delivery.num_delivered,
+        now_ms=now_ms,
+        lease_ms=lease_ms,
+    )
+    return Opened(ticket=ticket, number=number, lines=lines, deaths=chunk.deaths)
+
+
+def _opened(connection: sa.Connection, chunk: Row, attempt: Row) -> Opened:
+    return Opened(
+        ticket=Ticket(
+            token=attempt.token,
+            batch_id=attempt.batch_id,
+            chunk_id=attempt.chunk_id,
+            project_id=attempt.project_id,
+            dispatch=attempt.dispatch,
+        ),
+        number=attempt.number,
+        lines=results_repo.remaining(
+            connection, chunk.batch_id, chunks_repo.unpack_ranges(chunk.lines)
+        ),
+        deaths=chunk.deaths,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where the lines of an attempt's chunk are read from."""
+
+    lines: Sequence[Range]
+    parts: Parts
+    index_blob: str
+
+
+def source_of(connection: sa.Connection, token: str) -> Source:
+    """Return where an attempt reads its lines.
+
+    Raises:
+        ConflictError: the attempt is over, so there is nothing to read.
+    """
+    row = connection.execute(
+        sa.select(chunks.c.lines, batches.c.input_parts, batches.c.index_blob)
+        .join(attempts, attempts.c.chunk_id == chunks.c.id)
+        .join(batches, batches.c.id == chunks.c.batch_id)
+        .where(attempts.c.token == token, attempts.c.closed_ms.is_(None))
+    ).first()
+    if row is None:
+        raise ConflictError("This attempt is over.")
+    return Source(
+        lines=chunks_repo.unpack_ranges(row.lines),
+        parts=[(name, size) for name, size in row.input_parts],
+        index_blob=row.index_blob,
+    )
+
+
+Drops = dict[str, "work_pb2.DropReason.ValueType"]
+
+
+def beat(
+    connection: sa.Connection, started: Mapping[str, bytes], *, lease_ms: int, now_ms: int
+) -> Drops:
+    """Move the leases of these attempts and note what is in their engines.
+
+    Args:
+        connection: in a transaction.
+        started: packed ranges of the lines in the engine, by token.
+        lease_ms: how long an attempt lives without a beat.
+        now_ms: the store's time.
+
+    Returns:
+        The attempts to drop at once, and why.
+    """
+    rows = {row.token: row for row in attempts_repo.standing(connection, list(started))}
+    drops: Drops = {}
+    alive: list[Ticket] = []
+    marks: dict[str, bytes] = {}
+    for token, packed in started.items():
+        row = rows.get(token)
+        reason = drop_reason(row)
+        if reason is not None or row is None:
+            drops[token] = reason or work_pb2.DROP_REASON_DONE
+            continue
+        alive.append(
+            Ticket(
+                token=token,
+                batch_id=row.batch_id,
+                chunk_id=row.chunk_id,
+                project_id=row.project_id,
+                dispatch=row.dispatch,
+            )
+        )
+        if row.started != packed:
+            marks[token] = packed
+    attempts_repo.extend(connection, alive, now_ms + lease_ms)
+    attempts_repo.mark_started(connection, marks)
+    return drops
+
+
+_SEALED: Final = {
+    BatchStatus.CANCELLED.value: work_pb2.DROP_REASON_CANCELLED,
+    BatchStatus.EXPIRED.value: work_pb2.DROP_REASON_EXPIRED,
+    BatchStatus.COMPLETED.value: work_pb2.DROP_REASON_DONE,
+}
+
+
+def drop_reason(row: Row | None) -> "work_pb2.DropReason.ValueType | None":
+    """Return why an attempt (`attempts_repo.standing`) must stop; None when it goes on.
+
+    An attempt that is unknown belongs to a batch that has ended and was cleared.
+    """
+    if row is None:
+        return work_pb2.DROP_REASON_DONE
+    if row.sealed_ms is not None:
+        return _SEALED[row.seal_outcome]
+    if row.stopping_ms is not None:
+        if row.status == BatchStatus.CANCELLING:
+            return work_pb2.DROP_REASON_CANCELLED
+        return work_pb2.DROP_REASON_EXPIRED
+    if row.state == chunks_repo.DONE:
+        return work_pb2.DROP_REASON_DONE
+    if row.closed_ms is not None or row.current != row.dispatch:
+        return work_pb2.DROP_REASON_SUPERSEDED
+    return None

@@ -1,0 +1,228 @@
+"""Quarantine: after an engine's death the lines that were in it run apart, until one is to blame.
+
+Suspects are re-cut into a chunk of their own that runs alone in an engine. One that dies is
+halved, again and again; a single line that dies alone `max_attempts` times is given up, so that a
+poison line among n suspects is found within ceil(log2 n) + `max_attempts` deaths and its
+neighbours succeed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from protos.nightshift.v1 import dispatch_pb2
+from services.kit.ids import IdGenerator, ProjectId
+from services.kit.log import get_logger
+from services.store import attempts_repo, chunks_repo, outbox, results_repo
+from services.store.domain.results import (
+    Range,
+    count_lines,
+    intersect,
+    normalise,
+    subtract,
+)
+from services.store.models import batches, chunks
+
+_log = get_logger(__name__)
+
+Row = sa.Row[*tuple[Any, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """An open attempt whose engine died, or that was lost without a word.
+
+    `started`: the lines that were in the engine, as far as is known.
+    """
+
+    token: str
+    chunk_id: str
+    batch_id: str
+    dispatch: int
+    number: int
+    started: tuple[Range, ...]
+
+
+def loss_of(attempt: Row, started: Sequence[Range] | None = None) -> Loss:
+    """Return the loss of an attempt; without better knowledge the last beat's marks count."""
+    if started is None:
+        started = chunks_repo.unpack_ranges(attempt.started)
+    return Loss(
+        token=attempt.token,
+        chunk_id=attempt.chunk_id,
+        batch_id=attempt.batch_id,
+        dispatch=attempt.dispatch,
+        number=attempt.number,
+        started=tuple(normalise(started)),
+    )
+
+
+def halves(ranges: Sequence[Range]) -> tuple[list[Range], list[Range]]:
+    """Cut lines in two, the first part the larger one where their number is odd."""
+    left: list[Range] = []
+    wanted = (count_lines(ranges) + 1) // 2
+    for first, count in ranges:
+        taken = min(count, wanted)
+        if taken:
+            left.append((first, taken))
+            wanted -= taken
+    return left, subtract(ranges, left)
+
+
+def take_apart(
+    connection: sa.Connection,
+    losses: Sequence[Loss],
+    outcome: attempts_repo.Outcome,
+    *,
+    new_id: IdGenerator,
+    now_ms: int,
+) -> None:
+    """Close lost attempts and put the lines that were in their engine apart.
+
+    What else is left of their chunks waits for its next dispatch. Wake the loops `outbox` and
+    `ender` once this is committed.
+    """
+    ordered = sorted(losses, key=lambda loss: (loss.batch_id, loss.chunk_id))
+    for batch_id, of_batch in groupby(ordered, key=lambda loss: loss.batch_id):
+        batch = connection.execute(
+            sa.select(batches).where(batches.c.id == batch_id).with_for_update()
+        ).one()
+        here = list(of_batch)
+        attempts_repo.close(connection, [loss.token for loss in here], outcome, now_ms)
+        if batch.sealed_ms is None and batch.stopping_ms is None:
+            _Batch(connection, batch, new_id, now_ms).take_apart(here)
+            free(connection, batch, now_ms)
+
+
+def free(connection: sa.Connection, batch: Row, now_ms: int) -> None:
+    """Tell the scheduler that chunks of a batch wait to be handed out."""
+    event = dispatch_pb2.Event(
+        kind=dispatch_pb2.EVENT_KIND_CHUNKS_FREED, batch_id=batch.id, pool_id=batch.pool_id
+    )
+    outbox.emit(connection, event, ProjectId(batch.project_id), now_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """The losses of one batch, whose row is locked."""
+
+    connection: sa.Connection
+    batch: Row
+    new_id: IdGenerator
+    now_ms: int
+
+    def take_apart(self, losses: Sequence[Loss]) -> None:
+        suspects: list[Range] = []
+        number = 0
+        size = 0
+        for loss in losses:
+            chunk = self.connection.execute(
+                sa.select(chunks).where(chunks.c.id == loss.chunk_id).with_for_update()
+            ).one()
+            if chunk.state != chunks_repo.OUT or chunk.dispatch != loss.dispatch:
+                # Its lines run elsewhere under a later dispatch; a death there will tell.
+                continue
+            left = results_repo.remaining(
+                self.connection, self.batch.id, chunks_repo.unpack_ranges(chunk.lines)
+            )
+            started = intersect(loss.started, left)
+            if chunk.alone:
+                self._died_alone(chunk, left, started)
+            elif started:
+                suspects.extend(started)
+                number = max(number, loss.number)
+                size += _share(chunk, count_lines(started))
+                self._keep(chunk, subtract(left, started))
+            else:
+                self._keep(chunk, left)
+        if suspects:
+            self._add_alone(normalise(suspects), size, number)
+
+    def _keep(self, chunk: Row, lines: list[Range]) -> None:
+        """Leave these lines in a chunk and end its lease; nothing left ends the chunk."""
+        if not lines:
+            chunks_repo.finish(self.connection, chunk.id)
+            return
+        self.connection.execute(
+            chunks.update()
+            .where(chunks.c.id == chunk.id)
+            .values(
+                lines=chunks_repo.pack_ranges(lines),
+                first_line=lines[0][0],
+                line_count=count_lines(lines),
+                input_bytes=_share(chunk, count_lines(lines)),
+                lease_until_ms=self.now_ms,
+            )
+        )
+
+    def _died_alone(self, chunk: Row, left: list[Range], started: list[Range]) -> None:
+        if count_lines(left) == 1:
+            _log.warning(
+                "line_died_alone", batch=self.batch.id, line=left[0][0], deaths=chunk.deaths + 1
+            )
+            self._keep(chunk, left)
+            self.connection.execute(
+                chunks.update()
+                .where(chunks.c.id == chunk.id)
+                .values(state=chunks_repo.QUEUED, lease_until_ms=None, deaths=chunks.c.deaths + 1)
+            )
+            return
+        chunks_repo.finish(self.connection, chunk.id)
+        suspects = started or left
+        for lines in (*halves(suspects), subtract(left, suspects)):
+            if lines:
+                self._add_alone(lines, _share(chunk, count_lines(lines)), chunk.attempts)
+
+    def _add_alone(self, lines: list[Range], input_bytes: int, attempts: int) -> None:
+        """Queue a chunk that runs alone; its attempts go on counting from its lines' last one."""
+        _log.warning("lines_apart", batch=self.batch.id, lines=count_lines(lines))
+        chunks_repo.insert(
+            self.connection,
+            [
+                chunks_repo.new_chunk(
+                    chunk_id=f"chunk_{self.new_id()}",
+                    batch=self.batch,
+                    lines=lines,
+                    input_bytes=input_bytes,
+                    state=chunks_repo.QUEUED,
+                    alone=True,
+                    dispatched_ms=None,
+                    attempts=attempts,
+                )
+            ],
+        )
+
+
+def _share(chunk: Row, lines: int) -> int:
+    """Input bytes of some of a chunk's lines, taken as equally long."""
+    return int(chunk.input_bytes * lines // max(1, chunk.line_count))
+
+
+POISON: Final = sa.and_(
+    sa.text("state <> 'done'"),
+    chunks.c.state == chunks_repo.QUEUED,
+    chunks.c.deaths >= sa.bindparam("max_attempts"),
+)
+"""Chunks of one line that is not tried again."""
+
+
+def poison(connection: sa.Connection, max_attempts: int) -> list[Row]:
+    """Return the chunks whose single line is to be given up, of batches that run."""
+    query = (
+        sa.select(
+            chunks.c.id,
+            chunks.c.batch_id,
+            chunks.c.project_id,
+            chunks.c.dispatch,
+            chunks.c.first_line,
+            batches.c.input_parts,
+            batches.c.index_blob,
+        )
+        .join(batches, batches.c.id == chunks.c.batch_id)
+        .where(POISON, batches.c.sealed_ms.is_(None))
+        .limit(64)
+    )
+    return list(connection.execute(query, {"max_attempts": max_attempts}))

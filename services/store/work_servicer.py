@@ -1,0 +1,282 @@
+"""The gRPC service `Work`: lines out, results in, and who may do which of them."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from protos.nightshift.v1 import work_pb2, work_pb2_grpc
+from services.kit.errors import InvalidRequestError
+from services.store import (
+    chunks_repo,
+    executors_repo,
+    input_lines,
+    leadership_repo,
+    opening,
+    reclaim,
+    window_repo,
+)
+from services.store.appending import Appender
+from services.store.context import Context
+from services.store.domain import results
+from services.store.input_reader import InputReader
+
+_Context = Any  # ServicerContext is generic in its stubs only
+
+
+class WorkServicer(work_pb2_grpc.WorkServicer):
+    """Thin: messages in, repositories, messages out."""
+
+    def __init__(self, context: Context, reader: InputReader) -> None:
+        """Serve the work of `context`, reading line indexes through `reader`."""
+        self._context = context
+        self._reader = reader
+        self._lease_ms = int(context.settings.lease_seconds * 1000)
+        self._appender = Appender(context)
+
+    # --- the scheduler's ------------------------------------------------------------------------
+
+    async def Lead(self, request: work_pb2.LeadRequest, context: _Context) -> work_pb2.LeadResponse:
+        """See work.proto."""
+        if not request.holder:
+            raise InvalidRequestError("A leader needs a name.", param="holder")
+        found = await self._context.db.write(
+            lambda connection: leadership_repo.lead(
+                connection,
+                request.holder,
+                ttl_ms=request.ttl_ms,
+                now_ms=self._context.now_ms(),
+            )
+        )
+        return work_pb2.LeadResponse(
+            leader=found.leader,
+            term=found.term,
+            current_holder=found.holder,
+            left_ms=found.left_ms,
+        )
+
+    async def Resign(
+        self, request: work_pb2.ResignRequest, context: _Context
+    ) -> work_pb2.ResignResponse:
+        """See work.proto."""
+        await self._context.db.write(
+            lambda connection: leadership_repo.resign(
+                connection, request.holder, term=request.term, now_ms=self._context.now_ms()
+            )
+        )
+        return work_pb2.ResignResponse()
+
+    async def GetWindow(
+        self, request: work_pb2.GetWindowRequest, context: _Context
+    ) -> work_pb2.GetWindowResponse:
+        """See work.proto."""
+        now_ms = self._context.now_ms()
+        most = window_repo.BATCHES_PER_POOL
+        limit = min(request.batches_per_pool or most, most)
+
+        def look(connection: window_repo.Connection) -> work_pb2.GetWindowResponse:
+            leadership_repo.require_term(connection, request.term, now_ms)
+            pools = window_repo.pool_ids(connection)
+            rows = window_repo.window(connection, pools=pools, limit=limit, now_ms=now_ms)
+            return work_pb2.GetWindowResponse(
+                batches=[window_repo.to_proto(row) for row in rows],
+                pool_ids=pools,
+                now_ms=now_ms,
+            )
+
+        return await self._context.db.read(look)
+
+    async def CutChunks(
+        self, request: work_pb2.CutChunksRequest, context: _Context
+    ) -> work_pb2.CutChunksResponse:
+        """See work.proto."""
+        if len(request.cuts) > window_repo.MAX_CUTS:
+            raise InvalidRequestError(
+                f"At most {window_repo.MAX_CUTS} chunks are cut at once.", param="cuts"
+            )
+        cuts = [
+            window_repo.Cut(batch_id=cut.batch_id, max_lines=cut.max_lines, max_bytes=cut.max_bytes)
+            for cut in request.cuts
+        ]
+        wanted = sorted({cut.batch_id for cut in cuts})
+        names = await self._context.db.read(
+            lambda connection: window_repo.indexes_of(connection, wanted)
+        )
+        indexes = {batch: await self._reader.index(name) for batch, name in names.items()}
+
+        def cut_all(connection: window_repo.Connection) -> work_pb2.CutChunksResponse:
+            now_ms = self._context.now_ms()
+            leadership_repo.require_term(connection, request.term, now_ms)
+            made = window_repo.cut(
+                connection, cuts, indexes=indexes, new_id=self._context.new_id, now_ms=now_ms
+            )
+            return work_pb2.CutChunksResponse(dispatches=made)
+
+        return await self._context.db.write(cut_all)
+
+    async def ReclaimChunks(
+        self, request: work_pb2.ReclaimChunksRequest, context: _Context
+    ) -> work_pb2.ReclaimChunksResponse:
+        """See work.proto."""
+        idle = {queue.pool_id for queue in request.queues if queue.pending == 0}
+        limit = min(request.limit or reclaim.LIMIT, reclaim.LIMIT)
+
+        def reclaim_all(connection: window_repo.Connection) -> work_pb2.ReclaimChunksResponse:
+            now_ms = self._context.now_ms()
+            leadership_repo.require_term(connection, request.term, now_ms)
+            raised = reclaim.reclaim(
+                connection,
+                idle_pools=idle,
+                limit=limit,
+                max_attempts=self._context.settings.max_attempts,
+                new_id=self._context.new_id,
+                now_ms=now_ms,
+            )
+            return work_pb2.ReclaimChunksResponse(dispatches=raised)
+
+        answer = await self._context.db.write(reclaim_all)
+        self._wake()
+        return answer
+
+    # --- the executors' -------------------------------------------------------------------------
+
+    async def RegisterExecutor(
+        self, request: work_pb2.RegisterExecutorRequest, context: _Context
+    ) -> work_pb2.RegisterExecutorResponse:
+        """See work.proto."""
+        if not (request.executor_id and request.incarnation and request.pool_id):
+            raise InvalidRequestError("An executor needs a name, an incarnation and a pool.")
+        executor = executors_repo.Executor(
+            id=request.executor_id,
+            incarnation=request.incarnation,
+            pool_id=request.pool_id,
+            models=tuple(request.models),
+            endpoints=tuple(request.endpoints),
+            context_length=(request.context_length if request.HasField("context_length") else None),
+            engine_revision=request.engine_revision,
+        )
+        await self._context.db.write(
+            lambda connection: executors_repo.register(
+                connection,
+                executor,
+                new_id=self._context.new_id,
+                now_ms=self._context.now_ms(),
+            )
+        )
+        self._wake()
+        return work_pb2.RegisterExecutorResponse(lease_ms=self._lease_ms)
+
+    async def OpenAttempt(
+        self, request: work_pb2.OpenAttemptRequest, context: _Context
+    ) -> work_pb2.OpenAttemptResponse:
+        """See work.proto."""
+        delivery = opening.Delivery(
+            chunk_id=request.chunk_id,
+            dispatch=request.dispatch,
+            num_delivered=request.num_delivered,
+            executor_id=request.executor_id,
+            incarnation=request.incarnation,
+        )
+        outcome = await self._context.db.write(
+            lambda connection: opening.open_attempt(
+                connection,
+                delivery,
+                lease_ms=self._lease_ms,
+                new_id=self._context.new_id,
+                now_ms=self._context.now_ms(),
+            )
+        )
+        match outcome:
+            case opening.Opened():
+                self._appender.remember(outcome.ticket)
+                return work_pb2.OpenAttemptResponse(
+                    opened=work_pb2.AttemptOpened(
+                        token=outcome.ticket.token,
+                        attempt=outcome.number,
+                        lines=chunks_repo.to_messages(outcome.lines),
+                        deaths=outcome.deaths,
+                    )
+                )
+            case opening.Gone():
+                return work_pb2.OpenAttemptResponse(
+                    gone=work_pb2.AttemptGone(reason=outcome.reason)
+                )
+            case opening.Busy():
+                return work_pb2.OpenAttemptResponse(
+                    busy=work_pb2.AttemptBusy(retry_after_ms=outcome.left_ms)
+                )
+
+    async def ReadLines(
+        self, request: work_pb2.ReadLinesRequest, context: _Context
+    ) -> AsyncIterator[work_pb2.ReadLinesResponse]:
+        """See work.proto."""
+        source = await self._context.db.read(
+            lambda connection: opening.source_of(connection, request.token)
+        )
+        wanted = chunks_repo.from_messages(request.lines)
+        if results.subtract(wanted, source.lines):
+            raise InvalidRequestError("Lines outside the attempt's chunk.", param="lines")
+        index = await self._reader.index(source.index_blob)
+        ordered = results.normalise(wanted)
+        async for records, payload in input_lines.frames(
+            self._context.blobs, source.parts, index, ordered
+        ):
+            yield work_pb2.ReadLinesResponse(records=records, payload=payload)
+
+    async def AppendResults(
+        self, request_iterator: AsyncIterator[work_pb2.AppendResultsRequest], context: _Context
+    ) -> AsyncIterator[work_pb2.AppendResultsResponse]:
+        """See work.proto."""
+        async for answer in self._appender.answers(request_iterator):
+            yield answer
+
+    async def Beat(self, request: work_pb2.BeatRequest, context: _Context) -> work_pb2.BeatResponse:
+        """See work.proto."""
+        started = {
+            each.token: chunks_repo.pack_ranges(chunks_repo.from_messages(each.started))
+            for each in request.attempts
+        }
+        if not started:
+            return work_pb2.BeatResponse()
+        drops = await self._context.db.write(
+            lambda connection: opening.beat(
+                connection, started, lease_ms=self._lease_ms, now_ms=self._context.now_ms()
+            )
+        )
+        return work_pb2.BeatResponse(
+            drops=[
+                work_pb2.AttemptDrop(token=token, reason=reason) for token, reason in drops.items()
+            ]
+        )
+
+    async def HandBack(
+        self, request: work_pb2.HandBackRequest, context: _Context
+    ) -> work_pb2.HandBackResponse:
+        """See work.proto."""
+        tokens = list(request.tokens)
+        await self._context.db.write(
+            lambda connection: executors_repo.hand_back(
+                connection, request.executor_id, tokens, now_ms=self._context.now_ms()
+            )
+        )
+        self._wake()
+        return work_pb2.HandBackResponse()
+
+    async def ReportDeath(
+        self, request: work_pb2.ReportDeathRequest, context: _Context
+    ) -> work_pb2.ReportDeathResponse:
+        """See work.proto."""
+        started = {each.token: chunks_repo.from_messages(each.started) for each in request.attempts}
+        await self._context.db.write(
+            lambda connection: executors_repo.report_death(
+                connection,
+                request.executor_id,
+                started,
+                new_id=self._context.new_id,
+                now_ms=self._context.now_ms(),
+            )
+        )
+        self._wake()
+        return work_pb2.ReportDeathResponse()
+
+    def _wake(self) -> None:
+        self._context.wake("outbox")
+        self._context.wake("ender")
