@@ -1,0 +1,60 @@
+"""The REST application: routes and middleware as lists, outermost first."""
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.routing import BaseRoute
+
+from services.gateway.context import Context
+from services.gateway.middleware import ErrorMiddleware, RequestMiddleware, framework_error
+from services.gateway.routes.batches import BatchRoutes
+from services.gateway.routes.files import FileRoutes
+from services.gateway.routes.health import HealthRoutes
+from services.gateway.routes.models import ModelRoutes
+from services.kit import telemetry
+
+
+def routes(context: Context) -> list[BaseRoute]:
+    """Return all that is served."""
+    return [
+        *FileRoutes(context).routes(),
+        *BatchRoutes(context).routes(),
+        *ModelRoutes(context).routes(),
+        *HealthRoutes(context).routes(),
+    ]
+
+
+def middleware(context: Context) -> list[Middleware]:
+    """Return what every request passes through."""
+    return [
+        *_tracing(),
+        Middleware(RequestMiddleware, new_id=context.new_id),
+        Middleware(ErrorMiddleware),
+    ]
+
+
+def _tracing() -> list[Middleware]:
+    if not telemetry.enabled():
+        return []
+    # Imported late: only a process that exports traces needs it.
+    from opentelemetry.instrumentation.asgi import OpenTelemetryMiddleware
+
+    return [
+        Middleware(
+            OpenTelemetryMiddleware,
+            exclude_spans=["receive", "send"],
+            excluded_urls="healthz,readyz,metrics",
+        )
+    ]
+
+
+def create_app(context: Context) -> Starlette:
+    """Return the application; what it needs is acquired by the caller and outlives it."""
+    app = Starlette(
+        routes=routes(context),
+        middleware=middleware(context),
+        exception_handlers={HTTPException: framework_error},
+    )
+    # Each path is there with and without its last slash; a redirect would break an upload.
+    app.router.redirect_slashes = False
+    return app

@@ -1,0 +1,226 @@
+"""The store as the gateway calls it: every fault comes out as one of ours."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any, Final, Protocol, TypeVar
+
+import grpc
+
+from protos.nightshift.v1 import (
+    batches_pb2_grpc,
+    files_pb2,
+    files_pb2_grpc,
+    models_pb2_grpc,
+)
+from services.gateway.auth import Caller
+from services.kit import rpc
+from services.kit.errors import InternalError, UnavailableError, from_rpc_error
+from services.kit.frames import FRAME_BYTES
+
+IDLE_SECONDS: Final = 60.0
+"""A stream on which nothing moves for this long is given up."""
+
+CONNECT_SECONDS: Final = 5.0
+"""A store that restarts is waited for this long before a stream is opened."""
+
+MAX_STREAMS: Final = 256
+"""Uploads and downloads at once; a stalled one holds up to 14 MiB in gRPC's own buffers."""
+
+RequestT = TypeVar("RequestT", contravariant=True)  # noqa: PLC0105 - reads better
+AnswerT = TypeVar("AnswerT", covariant=True)  # noqa: PLC0105 - reads better
+
+
+class UnaryMethod(Protocol[RequestT, AnswerT]):
+    """One method of a stub, request and answer both single."""
+
+    def __call__(
+        self, request: RequestT, *, metadata: tuple[tuple[str, str], ...]
+    ) -> Awaitable[AnswerT]:
+        """Call it."""
+        ...
+
+
+@contextlib.contextmanager
+def faults() -> Iterator[None]:
+    """Turn a failed call into the error that the store raised, or the nearest one of ours."""
+    try:
+        yield
+    except rpc.CallFault as fault:
+        raise from_rpc_error(fault) from None
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        # grpcio raises this too when the *other* side cancelled, which must not end our task.
+        raise _unavailable() from None
+
+
+def _unavailable() -> UnavailableError:
+    return UnavailableError(
+        "The service behind this request is not available right now; try again.",
+        retry_after_seconds=1.0,
+    )
+
+
+class UploadStream:
+    """One file on its way to the store; nothing is kept of it unless `finish` returns."""
+
+    def __init__(self, call: Any) -> None:
+        """Write to `call`, which the caller closes."""
+        self._call = call
+        self._end = rpc.StreamEnd(call)
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    async def write(self, request: files_pb2.UploadFileRequest) -> None:
+        """Send one frame as it is, once the store has room for it.
+
+        Raises:
+            NightshiftError: the store has refused the upload.
+        """
+        await self._guarded(lambda: self._call.write(request))
+
+    async def data(self, data: bytes) -> None:
+        """Send content in frames as large as allowed; holds at most one of them back."""
+        view = memoryview(data)
+        while self._size + len(view) >= FRAME_BYTES:
+            room = FRAME_BYTES - self._size
+            self._parts.append(bytes(view[:room]))
+            view = view[room:]
+            await self._flush()
+        if view:
+            self._parts.append(bytes(view))
+            self._size += len(view)
+
+    async def _flush(self) -> None:
+        if self._parts:
+            frame = b"".join(self._parts)
+            self._parts, self._size = [], 0
+            await self.write(files_pb2.UploadFileRequest(data=frame))
+
+    async def finish(self, footer: files_pb2.UploadFileFooter) -> files_pb2.UploadFileResponse:
+        """Send what is left and the footer; returns once the file is durable.
+
+        Raises:
+            NightshiftError: the store has refused the upload.
+        """
+        await self._flush()
+        await self.write(files_pb2.UploadFileRequest(footer=footer))
+
+        async def answer() -> Any:
+            await self._call.done_writing()
+            return await self._call
+
+        response: files_pb2.UploadFileResponse = await self._guarded(answer)
+        return response
+
+    async def _guarded(self, step: Callable[[], Awaitable[Any]]) -> Any:
+        with faults():
+            try:
+                async with asyncio.timeout(IDLE_SECONDS):
+                    try:
+                        return await step()
+                    except asyncio.InvalidStateError:
+                        # The store ended the call before this frame: its answer says why.
+                        await self._call
+                        raise InternalError("The upload ended before its last byte.") from None
+            except rpc.CallFault as fault:
+                raise (await self._end.fault(fault)) from None
+            except TimeoutError:
+                raise _unavailable() from None
+
+
+class FileStream:
+    """One file on its way from the store."""
+
+    def __init__(self, call: Any) -> None:
+        """Read from `call`, which the caller closes."""
+        self._call = call
+
+    async def read(self) -> files_pb2.ReadFileResponse | None:
+        """Return the next frame; None at the end.
+
+        Raises:
+            NightshiftError: the store has failed or refused.
+        """
+        with faults():
+            try:
+                async with asyncio.timeout(IDLE_SECONDS):
+                    frame = await self._call.read()
+            except TimeoutError:
+                raise _unavailable() from None
+        return None if frame is grpc.aio.EOF else frame
+
+
+class Store:
+    """The store's public services, called for a project."""
+
+    def __init__(self, channel: grpc.aio.Channel, secret: str) -> None:
+        """Call over `channel`, which the caller closes."""
+        self._channel = channel
+        self._secret = secret
+        self._streams = 0
+        self.files = files_pb2_grpc.FilesStub(channel)
+        self.batches = batches_pb2_grpc.BatchesStub(channel)
+        self.models = models_pb2_grpc.ModelsStub(channel)
+
+    async def call(
+        self, method: UnaryMethod[RequestT, AnswerT], request: RequestT, caller: Caller
+    ) -> AnswerT:
+        """Call a unary method on behalf of `caller`.
+
+        Raises:
+            NightshiftError: what the store raised, or that it cannot be reached.
+        """
+        with faults():
+            return await method(request, metadata=self._metadata(caller))
+
+    @contextlib.asynccontextmanager
+    async def upload(self, caller: Caller) -> AsyncIterator[UploadStream]:
+        """Open an upload; leaving without `finish` cancels it, so that nothing stays behind."""
+        async with self._stream():
+            call = self.files.UploadFile(metadata=self._metadata(caller))
+            try:
+                yield UploadStream(call)
+            finally:
+                call.cancel()
+
+    @contextlib.asynccontextmanager
+    async def read(
+        self, request: files_pb2.ReadFileRequest, caller: Caller
+    ) -> AsyncIterator[FileStream]:
+        """Open a download; leaving early cancels it."""
+        async with self._stream():
+            call = self.files.ReadFile(request, metadata=self._metadata(caller))
+            try:
+                yield FileStream(call)
+            finally:
+                call.cancel()
+
+    @contextlib.asynccontextmanager
+    async def _stream(self) -> AsyncIterator[None]:
+        if self._streams >= MAX_STREAMS:
+            raise UnavailableError(
+                "Too many files are being transferred at once; try again.", retry_after_seconds=1.0
+            )
+        self._streams += 1
+        try:
+            # Streams have no deadline to wait within, so that a restarting store is awaited here.
+            try:
+                async with asyncio.timeout(CONNECT_SECONDS):
+                    await self._channel.channel_ready()
+            except TimeoutError:
+                raise _unavailable() from None
+            yield
+        finally:
+            self._streams -= 1
+
+    async def is_serving(self) -> bool:
+        """Tell whether the store takes work right now."""
+        return await rpc.is_serving(self._channel)
+
+    def _metadata(self, caller: Caller) -> tuple[tuple[str, str], ...]:
+        return rpc.metadata(
+            self._secret, project_id=caller.project_id, request_id=caller.request_id
+        )

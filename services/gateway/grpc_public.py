@@ -1,0 +1,251 @@
+"""The public gRPC services: the same store, keys, checks, request ids and errors as REST has."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextvars import ContextVar
+from typing import Final
+
+import structlog
+from opentelemetry import context as trace_context
+from opentelemetry import trace
+
+from protos.nightshift.v1 import (
+    batches_pb2,
+    batches_pb2_grpc,
+    files_pb2,
+    files_pb2_grpc,
+    models_pb2,
+    models_pb2_grpc,
+)
+from services.gateway import validate
+from services.gateway.auth import Caller
+from services.gateway.clients import IDLE_SECONDS
+from services.gateway.context import Context
+from services.gateway.download import refuse_download
+from services.kit import interceptors, rpc, telemetry
+from services.kit.errors import InternalError, InvalidRequestError
+from services.kit.frames import FRAME_BYTES
+from services.kit.interceptors import Call, metadata_value
+
+_request_id: ContextVar[str] = ContextVar("nightshift_grpc_request_id")
+
+
+async def start_public_server(context: Context, listen: str) -> rpc.RunningServer:
+    """Serve the public services on `listen`.
+
+    Raises:
+        RuntimeError: the port is taken.
+    """
+    services = [
+        rpc.ServiceEntry(
+            "nightshift.v1.Files",
+            FilesServicer(context),
+            files_pb2_grpc.add_FilesServicer_to_server,
+        ),
+        rpc.ServiceEntry(
+            "nightshift.v1.Batches",
+            BatchesServicer(context),
+            batches_pb2_grpc.add_BatchesServicer_to_server,
+        ),
+        rpc.ServiceEntry(
+            "nightshift.v1.Models",
+            ModelsServicer(context),
+            models_pb2_grpc.add_ModelsServicer_to_server,
+        ),
+    ]
+    around = [
+        interceptors.TelemetryInterceptor(),
+        RequestInterceptor(context),
+        interceptors.ErrorsInterceptor(),
+    ]
+    return await rpc.start_server(listen, services, around)
+
+
+class RequestInterceptor(interceptors.AroundInterceptor):
+    """Gives each call its request id, in trailing metadata and logs, and its root span."""
+
+    _SPAN: Final[ContextVar[tuple[trace.Span, object]]] = ContextVar("nightshift_grpc_span")
+
+    def __init__(self, context: Context) -> None:
+        """Take ids from `context`."""
+        self._context = context
+
+    async def enter(self, method: str, context: Call) -> None:
+        """Name the call."""
+        request_id = self._context.new_request_id()
+        _request_id.set(request_id)
+        structlog.contextvars.bind_contextvars(request_id=request_id)
+        context.set_trailing_metadata(((rpc.REQUEST_KEY, request_id),))
+        if telemetry.enabled():
+            parent = telemetry.context_of({"traceparent": metadata_value(context, "traceparent")})
+            span = telemetry.tracer.start_span(
+                method.removeprefix("/"), context=parent, kind=trace.SpanKind.SERVER
+            )
+            self._SPAN.set((span, trace_context.attach(trace.set_span_in_context(span))))
+
+    async def leave(
+        self, method: str, context: Call, error: BaseException | None, seconds: float
+    ) -> None:
+        """End the span."""
+        entry = self._SPAN.get(None)
+        if entry is not None:
+            entry[0].end()
+
+
+class _Servicer:
+    def __init__(self, context: Context) -> None:
+        """Forward to `context`'s store."""
+        self._context = context
+        self._store = context.store
+
+    def _caller(self, context: Call) -> Caller:
+        project = self._context.auth.project_of(metadata_value(context, "authorization"))
+        return Caller(project_id=project, request_id=_request_id.get())
+
+
+class FilesServicer(_Servicer, files_pb2_grpc.FilesServicer):
+    """Files, forwarded."""
+
+    async def UploadFile(
+        self, request_iterator: AsyncIterator[files_pb2.UploadFileRequest], context: Call
+    ) -> files_pb2.UploadFileResponse:
+        """See files.proto; a stream that breaks off is cancelled in the store too."""
+        caller = self._caller(context)
+        first = await _next(request_iterator)
+        if first is None or not first.HasField("header"):
+            raise InvalidRequestError("The first frame of an upload must be its header.")
+        if not first.header.filename:
+            raise InvalidRequestError("'file' needs a filename that is not empty.", param="file")
+        async with self._store.upload(caller) as upload:
+            await upload.write(first)
+            while (frame := await _next(request_iterator)) is not None:
+                match frame.WhichOneof("frame"):
+                    case "data" if len(frame.data) <= FRAME_BYTES:
+                        await upload.write(frame)
+                    case "footer":
+                        _check_footer(frame.footer)
+                        return await upload.finish(frame.footer)
+                    case "data":
+                        raise InvalidRequestError(
+                            f"A frame may hold at most {FRAME_BYTES} bytes of content."
+                        )
+                    case _:
+                        raise InvalidRequestError(
+                            "After its header, an upload has data frames and one footer."
+                        )
+        raise InvalidRequestError("The upload ended without its footer; nothing was kept.")
+
+    async def GetFile(
+        self, request: files_pb2.GetFileRequest, context: Call
+    ) -> files_pb2.GetFileResponse:
+        """See files.proto."""
+        validate.file_id_of(request.file_id)
+        return await self._store.call(self._store.files.GetFile, request, self._caller(context))
+
+    async def ListFiles(
+        self, request: files_pb2.ListFilesRequest, context: Call
+    ) -> files_pb2.ListFilesResponse:
+        """See files.proto."""
+        if request.page.limit:
+            validate.check_range("limit", request.page.limit, 1, validate.MAX_FILES_LIMIT)
+        if request.page.after:
+            validate.file_id_of(request.page.after)
+        return await self._store.call(self._store.files.ListFiles, request, self._caller(context))
+
+    async def DeleteFile(
+        self, request: files_pb2.DeleteFileRequest, context: Call
+    ) -> files_pb2.DeleteFileResponse:
+        """See files.proto."""
+        validate.file_id_of(request.file_id)
+        return await self._store.call(self._store.files.DeleteFile, request, self._caller(context))
+
+    async def ReadFile(
+        self, request: files_pb2.ReadFileRequest, context: Call
+    ) -> AsyncIterator[files_pb2.ReadFileResponse]:
+        """See files.proto."""
+        validate.file_id_of(request.file_id)
+        async with self._store.read(request, self._caller(context)) as stream:
+            frame = await stream.read()
+            if frame is None or not frame.HasField("file"):
+                raise InternalError("The file's content came without its description.")
+            refuse_download(frame.file)
+            while frame is not None:
+                yield frame
+                frame = await stream.read()
+
+
+class BatchesServicer(_Servicer, batches_pb2_grpc.BatchesServicer):
+    """Batches, forwarded."""
+
+    async def CreateBatch(
+        self, request: batches_pb2.CreateBatchRequest, context: Call
+    ) -> batches_pb2.CreateBatchResponse:
+        """See batches.proto."""
+        validate.check_create_batch(request, self._context.windows)
+        return await self._store.call(
+            self._store.batches.CreateBatch, request, self._caller(context)
+        )
+
+    async def GetBatch(
+        self, request: batches_pb2.GetBatchRequest, context: Call
+    ) -> batches_pb2.GetBatchResponse:
+        """See batches.proto."""
+        validate.batch_id_of(request.batch_id)
+        return await self._store.call(self._store.batches.GetBatch, request, self._caller(context))
+
+    async def ListBatches(
+        self, request: batches_pb2.ListBatchesRequest, context: Call
+    ) -> batches_pb2.ListBatchesResponse:
+        """See batches.proto."""
+        if request.page.limit:
+            validate.check_range("limit", request.page.limit, 1, validate.MAX_BATCHES_LIMIT)
+        if request.page.after:
+            validate.batch_id_of(request.page.after)
+        return await self._store.call(
+            self._store.batches.ListBatches, request, self._caller(context)
+        )
+
+    async def CancelBatch(
+        self, request: batches_pb2.CancelBatchRequest, context: Call
+    ) -> batches_pb2.CancelBatchResponse:
+        """See batches.proto."""
+        validate.batch_id_of(request.batch_id)
+        return await self._store.call(
+            self._store.batches.CancelBatch, request, self._caller(context)
+        )
+
+
+class ModelsServicer(_Servicer, models_pb2_grpc.ModelsServicer):
+    """Models, forwarded."""
+
+    async def ListModels(
+        self, request: models_pb2.ListModelsRequest, context: Call
+    ) -> models_pb2.ListModelsResponse:
+        """See models.proto."""
+        return await self._store.call(self._store.models.ListModels, request, self._caller(context))
+
+    async def GetModel(
+        self, request: models_pb2.GetModelRequest, context: Call
+    ) -> models_pb2.GetModelResponse:
+        """See models.proto."""
+        return await self._store.call(self._store.models.GetModel, request, self._caller(context))
+
+
+async def _next(
+    requests: AsyncIterator[files_pb2.UploadFileRequest],
+) -> files_pb2.UploadFileRequest | None:
+    try:
+        async with asyncio.timeout(IDLE_SECONDS):
+            return await anext(requests, None)
+    except TimeoutError:
+        raise InvalidRequestError(
+            f"Nothing was received for {IDLE_SECONDS:.0f} seconds; upload the file again."
+        ) from None
+
+
+def _check_footer(footer: files_pb2.UploadFileFooter) -> None:
+    if not footer.HasField("purpose"):
+        raise InvalidRequestError("'purpose' is a required property")
+    validate.purpose_of(footer.purpose)
+    if footer.HasField("expires_after"):
+        validate.check_expiry("expires_after", footer.expires_after)

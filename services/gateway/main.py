@@ -1,0 +1,159 @@
+"""Entry point of the gateway: `python -m services.gateway.main`."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import Final, NoReturn
+
+import uvicorn
+
+from services.gateway.app import create_app
+from services.gateway.auth import OpenAccess
+from services.gateway.clients import Store
+from services.gateway.context import Context
+from services.gateway.grpc_public import start_public_server
+from services.gateway.protocol import BoundedProtocol
+from services.gateway.settings import GatewaySettings, split_address
+from services.kit import ids, rpc, service
+from services.kit.log import get_logger
+from services.kit.loop import Loop
+from services.kit.settings import SettingsError
+
+_log = get_logger(__name__)
+
+READY_TICK_SECONDS: Final = 1.0
+"""How often the public health service learns whether the store takes work."""
+
+BACKLOG: Final = 2_048
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """Where a running gateway listens; ports are the real ones."""
+
+    http_port: int
+    grpc_port: int
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers: the process's own decide when to stop."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture none."""
+        yield
+
+
+@contextlib.asynccontextmanager
+async def running(settings: GatewaySettings, secret: str) -> AsyncIterator[Listening]:
+    """Serve both ports; leaving drains.
+
+    Raises:
+        SettingsError: a port is taken, or an address is not this machine's.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        channel = rpc.open_channel(settings.store)
+        stack.push_async_callback(channel.close)
+        context = Context(
+            store=Store(channel, secret),
+            auth=OpenAccess(),
+            windows=settings.windows,
+            new_id=ids.uuid7_hex,
+        )
+        listener = stack.enter_context(_listen(settings.listen))
+        public = await _public_server(context, settings.grpc_listen)
+        stack.push_async_callback(public.drain, service.DRAIN_SECONDS)
+        await stack.enter_async_context(_readiness(context, public))
+        await stack.enter_async_context(_http(context, listener))
+        yield Listening(listener.getsockname()[1], public.port)
+
+
+def _listen(address: str) -> socket.socket:
+    host, port = split_address(address)
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise SettingsError(
+            f"cannot listen on {address}: {error.strerror or error}; "
+            "NIGHTSHIFT_GATEWAY_LISTEN names another address"
+        ) from error
+
+
+async def _public_server(context: Context, address: str) -> rpc.RunningServer:
+    try:
+        return await start_public_server(context, address)
+    except RuntimeError as error:
+        raise SettingsError(
+            f"cannot listen on {address} for gRPC: {error}; "
+            "NIGHTSHIFT_GATEWAY_GRPC_LISTEN names another address"
+        ) from error
+
+
+@contextlib.asynccontextmanager
+async def _readiness(context: Context, public: rpc.RunningServer) -> AsyncIterator[None]:
+    async def tell() -> None:
+        await public.set_ready(await context.store.is_serving())
+
+    loop = Loop("readiness", tell, tick_seconds=READY_TICK_SECONDS)
+    await public.set_ready(False)
+    task = asyncio.create_task(loop.run())
+    try:
+        yield
+    finally:
+        loop.stop()
+        await task
+
+
+@contextlib.asynccontextmanager
+async def _http(context: Context, listener: socket.socket) -> AsyncIterator[None]:
+    config = uvicorn.Config(
+        create_app(context),
+        http=BoundedProtocol,
+        ws="none",
+        loop="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        backlog=BACKLOG,
+        timeout_graceful_shutdown=int(service.DRAIN_SECONDS),
+    )
+    server = _Server(config)
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        while not server.started:
+            if task.done():
+                await task
+                raise SettingsError("the HTTP server did not start")
+            await asyncio.sleep(0.005)
+        yield
+    finally:
+        server.should_exit = True
+        await task
+
+
+async def serve(stopping: asyncio.Event) -> None:
+    """Serve until told to stop.
+
+    Raises:
+        SettingsError: the environment does not fit.
+    """
+    settings = GatewaySettings.load()
+    settings.refuse_open_addresses()
+    secret = service.read_secret(settings.secret_file)
+    async with running(settings, secret) as listening:
+        _log.info("listening", http_port=listening.http_port, grpc_port=listening.grpc_port)
+        await stopping.wait()
+        _log.info("stopping")
+
+
+def main() -> NoReturn:
+    """Run the gateway until SIGTERM or SIGINT."""
+    service.run("gateway", serve)
+
+
+if __name__ == "__main__":
+    main()

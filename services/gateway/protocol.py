@@ -1,0 +1,67 @@
+"""HTTP/1.1 as uvicorn speaks it, with a bound on heads and errors in OpenAI's envelope."""
+
+from typing import Any, Final
+
+import orjson
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from services.gateway.envelope import error_object
+from services.gateway.middleware import API_VERSION
+from services.kit.errors import InvalidRequestError
+from services.kit.ids import uuid7_hex
+
+MAX_HEAD_BYTES: Final = 64 * 1024
+"""Request line and headers together, and anything else that is not a body."""
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """Refuses a head that does not end: the parser itself would collect it without limit."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Make the protocol of one connection, as uvicorn does."""
+        super().__init__(*args, **kwargs)
+        self._unread = 0
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes from the connection."""
+        self._unread += len(data)
+        super().data_received(data)
+        if self._unread > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self.send_400_response(
+                f"The request's head is longer than {MAX_HEAD_BYTES} bytes, or malformed."
+            )
+
+    def on_headers_complete(self) -> None:
+        """Start a request."""
+        self._unread = 0
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Take a piece of a body."""
+        self._unread = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """End a request."""
+        self._unread = 0
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP request, in the envelope, and close."""
+        # There is no cycle before the first request, whatever uvicorn's annotation says.
+        cycle: Any = self.cycle
+        if cycle is not None and cycle.response_started and not cycle.response_complete:
+            # An answer is on its way; a second status line inside it would only confuse.
+            self.transport.close()
+            return
+        body = orjson.dumps(error_object(InvalidRequestError(msg)))
+        head = (
+            b"HTTP/1.1 400 Bad Request\r\n"
+            b"content-type: application/json\r\n"
+            b"content-length: %d\r\n"
+            b"x-request-id: req_%s\r\n"
+            b"openai-version: %s\r\n"
+            b"connection: close\r\n\r\n"
+        ) % (len(body), uuid7_hex().encode(), API_VERSION)
+        self.transport.write(head + body)
+        self.transport.close()

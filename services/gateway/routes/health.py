@@ -1,0 +1,84 @@
+"""Is it alive, is it ready, what does it count, and what can be asked of it."""
+
+from importlib.resources import files as package_files
+from typing import Final
+
+import prometheus_client
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import BaseRoute, Mount
+from starlette.staticfiles import StaticFiles
+from swagger_ui_bundle import swagger_ui_path
+
+from services.gateway.auth import Caller
+from services.gateway.context import Context
+from services.gateway.envelope import JsonResponse
+from services.gateway.routes.resource import resource
+from services.kit.errors import UnavailableError
+
+_PAGE: Final = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<title>Nightshift API</title>
+<link rel="stylesheet" href="/docs/assets/swagger-ui.css">
+</head>
+<body>
+<div id="api"></div>
+<script src="/docs/assets/swagger-ui-bundle.js"></script>
+<script>SwaggerUIBundle({url: "/openapi.yaml", dom_id: "#api", deepLinking: true})</script>
+</body>
+</html>
+"""
+
+
+class HealthRoutes:
+    """Routes of operators rather than users."""
+
+    def __init__(self, context: Context) -> None:
+        """Judge readiness by `context`'s store."""
+        self._context = context
+        self._openapi = (package_files("services.gateway") / "openapi.yaml").read_bytes()
+
+    def routes(self) -> list[BaseRoute]:
+        """Return the routes."""
+        pages = {
+            "/healthz": self.live,
+            "/readyz": self.ready,
+            "/metrics": self.metrics,
+            "/openapi.yaml": self.openapi,
+            "/docs": self.docs,
+        }
+        return [
+            *(
+                route
+                for path, page in pages.items()
+                for route in resource(self._context, path, {"GET": page})
+            ),
+            Mount("/docs/assets", StaticFiles(directory=str(swagger_ui_path))),
+        ]
+
+    async def live(self, _request: Request, _caller: Caller) -> Response:
+        """Say that the process answers."""
+        return JsonResponse({"status": "ok"})
+
+    async def ready(self, _request: Request, _caller: Caller) -> Response:
+        """Say whether batches can be taken: 503 unless the store takes work."""
+        if not await self._context.store.is_serving():
+            raise UnavailableError("The store does not take work right now.")
+        return JsonResponse({"status": "ready"})
+
+    async def metrics(self, _request: Request, _caller: Caller) -> Response:
+        """Return what Prometheus scrapes."""
+        return Response(
+            prometheus_client.generate_latest(),
+            headers={"content-type": prometheus_client.CONTENT_TYPE_LATEST},
+        )
+
+    async def openapi(self, _request: Request, _caller: Caller) -> Response:
+        """Return the description of this API."""
+        return Response(self._openapi, media_type="application/yaml")
+
+    async def docs(self, _request: Request, _caller: Caller) -> Response:
+        """Show that description; all of the page comes from here."""
+        return HTMLResponse(_PAGE)

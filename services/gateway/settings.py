@@ -1,0 +1,121 @@
+"""Settings of the gateway, from `NIGHTSHIFT_GATEWAY_…`."""
+
+import ipaddress
+import re
+from pathlib import Path
+from typing import Final
+
+from pydantic import Field, field_validator
+from pydantic_settings import SettingsConfigDict
+
+from services.kit.settings import ServiceSettings, SettingsError
+
+MAX_WINDOW_SECONDS: Final = 7 * 86_400
+"""Chunks on the bus live for 8 days, so that no batch may take longer than 7."""
+
+_WINDOW: Final = re.compile(r"([1-9][0-9]{0,6})([smhd])")
+_UNIT_SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+
+
+class GatewaySettings(ServiceSettings):
+    """What may be set; each has a working default."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="NIGHTSHIFT_GATEWAY_", frozen=True, extra="forbid", populate_by_name=True
+    )
+
+    #: `host:port` of the REST routes; port 0 picks a free one.
+    listen: str = "127.0.0.1:8000"
+    #: `host:port` of the public gRPC services.
+    grpc_listen: str = "127.0.0.1:8001"
+    #: `host:port` of the store.
+    store: str = "127.0.0.1:7401"
+    #: Completion windows that a batch may ask for: a comma list of a number and s, m, h or d.
+    completion_windows: str = "24h"
+    #: Lets an address that other machines can reach be listened on although no key is asked for.
+    allow_open: bool = False
+    #: The services' shared secret.
+    secret_file: Path = Field(
+        Path("nightshift-data/secret"), validation_alias="NIGHTSHIFT_SECRET_FILE"
+    )
+
+    @field_validator("listen", "grpc_listen")
+    @classmethod
+    def _is_address(cls, value: str) -> str:
+        split_address(value)
+        return value
+
+    @field_validator("completion_windows")
+    @classmethod
+    def _are_windows(cls, value: str) -> str:
+        parse_windows(value)
+        return value
+
+    @property
+    def windows(self) -> dict[str, int]:
+        """Completion windows by name, in seconds."""
+        return parse_windows(self.completion_windows)
+
+    def refuse_open_addresses(self) -> None:
+        """Refuse to listen where other machines can reach it, unless that is allowed.
+
+        Raises:
+            SettingsError: an address is not loopback; the message says what to change.
+        """
+        if self.allow_open:
+            return
+        for name, address in (("LISTEN", self.listen), ("GRPC_LISTEN", self.grpc_listen)):
+            host, _ = split_address(address)
+            if not is_loopback(host):
+                raise SettingsError(
+                    f"NIGHTSHIFT_GATEWAY_{name} is {address}, which other machines can reach, and "
+                    "API keys cannot be configured yet, so that anyone there could use it. Listen "
+                    "on 127.0.0.1, or set NIGHTSHIFT_GATEWAY_ALLOW_OPEN=true where something in "
+                    "front of it decides who may call."
+                )
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Return host and port of `host:port`; an IPv6 host stands in brackets.
+
+    Raises:
+        ValueError: it is no such address.
+    """
+    host, separator, port = address.rpartition(":")
+    if not separator or not host or not port.isascii() or not port.isdigit():
+        raise ValueError("expected host:port, such as 127.0.0.1:8000")
+    if int(port) > 65_535:
+        raise ValueError("a port is at most 65535")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ValueError("an IPv6 host stands in brackets, such as [::1]:8000")
+    return host, int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether only this machine can reach `host`; of names only localhost is sure."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def parse_windows(text: str) -> dict[str, int]:
+    """Return the windows of a comma list such as `24h,10s`, in seconds, in the order given.
+
+    Raises:
+        ValueError: one of them is no window, or longer than 7 days.
+    """
+    windows: dict[str, int] = {}
+    for name in (part.strip() for part in text.split(",")):
+        match = _WINDOW.fullmatch(name)
+        if match is None:
+            raise ValueError("expected a comma list such as 24h,10s (s, m, h or d)")
+        seconds = int(match[1]) * _UNIT_SECONDS[match[2]]
+        if seconds > MAX_WINDOW_SECONDS:
+            raise ValueError("a completion window is at most 7d")
+        windows[name] = seconds
+    return windows

@@ -1,0 +1,116 @@
+"""Wire messages to OpenAI objects. Every key is always there, with null where there is no value."""
+
+from typing import Any, Final
+
+from protos.nightshift.v1 import batches_pb2, common_pb2, files_pb2, models_pb2
+
+_STATUS_PREFIX: Final = "BATCH_STATUS_"
+
+_BATCH_TIMES: Final = (
+    "in_progress_at",
+    "expires_at",
+    "finalizing_at",
+    "completed_at",
+    "failed_at",
+    "expired_at",
+    "cancelling_at",
+    "cancelled_at",
+)
+
+
+def optional(message: Any, field: str) -> Any:
+    """Return an optional field's value; None when it is absent."""
+    return getattr(message, field) if message.HasField(field) else None
+
+
+def file_object(file: files_pb2.File) -> dict[str, Any]:
+    """Return OpenAI's File."""
+    return {
+        "id": file.id,
+        "object": "file",
+        "bytes": file.bytes,
+        "created_at": file.created_at,
+        "expires_at": optional(file, "expires_at"),
+        "filename": file.filename,
+        "purpose": file.purpose,
+        "status": file.status or "processed",
+        "status_details": None,
+    }
+
+
+def deleted_file_object(file_id: str) -> dict[str, Any]:
+    """Return what answers a deletion."""
+    return {"id": file_id, "object": "file", "deleted": True}
+
+
+def batch_object(batch: batches_pb2.Batch) -> dict[str, Any]:
+    """Return OpenAI's Batch."""
+    times = {
+        name: batch.expires_at if name == "expires_at" else optional(batch, name)
+        for name in _BATCH_TIMES
+    }
+    return {
+        "id": batch.id,
+        "object": "batch",
+        "endpoint": batch.endpoint,
+        "model": optional(batch, "model"),
+        "errors": _errors_object(batch),
+        "input_file_id": batch.input_file_id,
+        "completion_window": batch.completion_window,
+        "status": batch_status(batch.status),
+        "output_file_id": optional(batch, "output_file_id"),
+        "error_file_id": optional(batch, "error_file_id"),
+        "created_at": batch.created_at,
+        **times,
+        "request_counts": {
+            "total": batch.request_counts.total,
+            "completed": batch.request_counts.completed,
+            "failed": batch.request_counts.failed,
+        },
+        "usage": usage_object(batch.usage) if batch.HasField("usage") else None,
+        "metadata": dict(batch.metadata) if batch.has_metadata else None,
+    }
+
+
+def batch_status(status: batches_pb2.BatchStatus.ValueType) -> str:
+    """Return a status as OpenAI spells it, such as `in_progress`."""
+    return batches_pb2.BatchStatus.Name(status).removeprefix(_STATUS_PREFIX).lower()
+
+
+def _errors_object(batch: batches_pb2.Batch) -> dict[str, Any] | None:
+    if not batch.errors:
+        return None
+    return {
+        "object": "list",
+        "data": [
+            {
+                "code": error.code,
+                "line": optional(error, "line"),
+                "message": error.message,
+                "param": optional(error, "param"),
+            }
+            for error in batch.errors
+        ],
+    }
+
+
+def usage_object(usage: common_pb2.Usage) -> dict[str, Any]:
+    """Return OpenAI's usage of a batch."""
+    return {
+        "input_tokens": usage.input_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "output_tokens": usage.output_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "total_tokens": usage.input_tokens + usage.output_tokens,
+    }
+
+
+def model_object(model: models_pb2.Model) -> dict[str, Any]:
+    """Return OpenAI's Model."""
+    return {
+        "id": model.id,
+        "object": "model",
+        "created": model.created_at,
+        "owned_by": "nightshift",
+        "shutdown_date": None,
+    }
