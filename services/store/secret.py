@@ -1,5 +1,6 @@
 """The fleet's shared secret, made where it is missing."""
 
+import contextlib
 import os
 import secrets
 from pathlib import Path
@@ -8,10 +9,17 @@ _BYTES = 32
 
 
 def ensure_secret(path: Path) -> None:
-    """Make a secret file that only its owner can read, unless there is one."""
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
+    """Make a secret file that only its owner can read, unless there is one.
+
+    It appears whole: a service that starts at the same moment never reads half of it.
+    """
+    if path.exists():
         return
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}")
+    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(secrets.token_hex(_BYTES) + "\n")
+    # A link, unlike a rename, never replaces the secret that somebody else made meanwhile.
+    with contextlib.suppress(FileExistsError):
+        path.hardlink_to(unfinished)
+    unfinished.unlink()
