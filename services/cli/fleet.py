@@ -15,6 +15,7 @@ import services
 from services.cli.admin import put_models
 from services.cli.datadir import OWNER_VARIABLE, DataDir
 from services.cli.plan import Address, ExecutorPlan, Plan
+from services.cli.ports import is_open
 from services.cli.supervisor import Child, ChildSpec
 from services.kit.errors import UnavailableError
 from services.kit.log import get_logger
@@ -140,6 +141,10 @@ class Fleet:
     async def _put_models(self) -> None:
         secret = read_secret(self._secret_file)
         names = [model.name for model in self._plan.models]
+        # A channel that finds nobody tries again ever more slowly; this is at hand at once.
+        while not is_open(self._addresses.store):
+            self._check_settings()
+            await asyncio.sleep(0.02)
         while True:
             with contextlib.suppress(UnavailableError):
                 await put_models(str(self._addresses.store), secret, names)

@@ -28,6 +28,15 @@ def is_free(address: Address) -> bool:
     return True
 
 
+def is_open(address: Address) -> bool:
+    """Tell whether a server of this machine listens there now."""
+    try:
+        socket.create_connection((address.host, address.port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
 class FreePorts:
     """Gives out free ports, none of them twice."""
 
