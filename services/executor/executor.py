@@ -143,6 +143,7 @@ class Executor:
         self._keeper = Keeper(
             store=store, attempts=self.attempts, endings=self._endings, clock=clock
         )
+        self._presence_loop = Loop("presence", self.presence.run_once, tick_seconds=TICK_SECONDS)
         self._endings.serve(self.runner, self._reporter)
         self._reporter.on_room(self.runner.wake)
         for call in (self.runner.wake, self._puller.wake, self.presence.changed):
@@ -156,9 +157,9 @@ class Executor:
         """
         await self._bus.on_event(self._on_event)
         ticks = (
+            self._presence_loop,
             Loop("beat", self._keeper.beat_once, tick_seconds=BEAT_SECONDS),
             Loop("keep", self._keeper.keep_once, tick_seconds=TICK_SECONDS),
-            Loop("presence", self.presence.run_once, tick_seconds=TICK_SECONDS),
             Loop("send_old", self._reporter.send_old, tick_seconds=FLUSH_TICK_SECONDS),
             Loop("expire_lines", self.runner.expire_lines, tick_seconds=self._expiry_tick()),
         )
@@ -200,6 +201,7 @@ class Executor:
     def _ready(self, ready: bool) -> None:
         self._tasks.spawn(self._on_ready(ready))
         self._puller.wake()
+        self._presence_loop.wake()
 
     def _died(self, reason: str, casualties: dict[Attempt, list[int]]) -> None:
         self._supervisor.died(reason, casualties)

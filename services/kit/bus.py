@@ -124,7 +124,8 @@ class Bus:
         if self._client.is_connected:
             with contextlib.suppress(*BusFault):
                 async with asyncio.timeout(2):
-                    await self._client.drain()
+                    # Not `drain`: it waits for the readers of subscriptions, who are gone by now.
+                    await self._client.flush()
         if not self._client.is_closed:
             with contextlib.suppress(*BusFault):
                 await self._client.close()
