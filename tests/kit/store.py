@@ -189,20 +189,36 @@ def our_errors() -> Iterator[None]:
         raise from_rpc_error(failure) from failure
 
 
-@contextlib.asynccontextmanager
-async def running_store(
-    data: Path, environment: dict[str, str] | None = None
-) -> AsyncIterator[Client]:
-    """Start a store and stop it again."""
+@contextlib.contextmanager
+def store_process(data: Path, environment: dict[str, str] | None = None) -> Iterator[StoreProcess]:
+    """Start a store and stop it again; for a module of tests to share."""
     store = StoreProcess(data, environment)
     store.start()
+    try:
+        yield store
+    finally:
+        store.stop()
+
+
+@contextlib.asynccontextmanager
+async def client_of(store: StoreProcess) -> AsyncIterator[Client]:
+    """Connect to a store that runs, waiting until it answers."""
     client = Client(store)
     try:
         await client.ready()
         yield client
     finally:
         await client.channel.close()
-        store.stop()
+
+
+@contextlib.asynccontextmanager
+async def running_store(
+    data: Path, environment: dict[str, str] | None = None
+) -> AsyncIterator[Client]:
+    """Start a store for one test and stop it again."""
+    with store_process(data, environment) as store:
+        async with client_of(store) as client:
+            yield client
 
 
 def chat_line(custom_id: str, content: str = "hello", **body: object) -> bytes:

@@ -1,7 +1,6 @@
 """Creation and validation of batches through the store's gRPC door."""
 
-from collections.abc import AsyncIterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
@@ -16,21 +15,29 @@ from tests.kit.store import (
     MODEL,
     POOL,
     Client,
+    StoreProcess,
     chat_line,
+    client_of,
     our_errors,
     refused,
-    running_store,
+    store_process,
 )
 
 FAILED = batches_pb2.BATCH_STATUS_FAILED
 RUNNING = batches_pb2.BATCH_STATUS_IN_PROGRESS
 
 
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreProcess]:
+    with store_process(
+        tmp_path_factory.mktemp("store"), {"NIGHTSHIFT_STORE_MAX_BATCH_LINES": "40"}
+    ) as process:
+        yield process
+
+
 @pytest.fixture
-async def client(tmp_path: Path) -> AsyncIterator[Client]:
-    async with running_store(
-        tmp_path / "data", {"NIGHTSHIFT_STORE_MAX_BATCH_LINES": "40"}
-    ) as client:
+async def client(store: StoreProcess) -> AsyncIterator[Client]:
+    async with client_of(store) as client:
         yield client
 
 
@@ -116,8 +123,6 @@ async def test_parameters_are_judged_at_once(
 
 
 async def test_lists_are_newest_first_and_pages_are_exact(client: Client) -> None:
-    made = [(await client.create("file-unknown")).id for _ in range(5)]
-
     async def page(limit: int, after: str = "") -> tuple[list[str], bool]:
         with our_errors():
             answer = await client.batches.ListBatches(
@@ -128,10 +133,15 @@ async def test_lists_are_newest_first_and_pages_are_exact(client: Client) -> Non
             )
         return [batch.id for batch in answer.batches], answer.has_more
 
-    assert await page(2) == (made[:2:-1], True)
-    assert await page(2, made[3]) == (made[2:0:-1], True)
-    assert await page(2, made[1]) == (made[:1], False)
-    assert await page(5) == (made[::-1], False)
+    earlier, _ = await page(100)
+    made = [(await client.create("file-unknown")).id for _ in range(5)]
+    everything = made[::-1] + earlier
+
+    assert await page(2) == (everything[:2], True)
+    assert await page(2, made[3]) == (everything[2:4], True)
+    assert await page(100, made[1]) == (everything[4:], False)
+    assert await page(len(everything)) == (everything, False)
+    assert await page(len(everything) - 1) == (everything[:-1], True)
     with pytest.raises(InvalidRequestError) as error:
         await page(101)
     assert refused(error) == (400, "integer_above_max_value", "limit")

@@ -1,7 +1,7 @@
 """Files through the store's gRPC door: durable and indexed, or not there at all."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -9,7 +9,16 @@ import pytest
 from protos.nightshift.v1 import batches_pb2, common_pb2, files_pb2
 from services.kit.errors import InvalidRequestError, NotFoundError, TooLargeError
 from tests.kit.eventually import eventually
-from tests.kit.store import Client, StoreProcess, chat_line, our_errors, refused, running_store
+from tests.kit.store import (
+    Client,
+    StoreProcess,
+    chat_line,
+    client_of,
+    our_errors,
+    refused,
+    running_store,
+    store_process,
+)
 
 LIMITS = {
     "NIGHTSHIFT_STORE_MAX_FILE_BYTES": "8000",
@@ -17,9 +26,15 @@ LIMITS = {
 }
 
 
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreProcess]:
+    with store_process(tmp_path_factory.mktemp("store")) as process:
+        yield process
+
+
 @pytest.fixture
-async def client(tmp_path: Path) -> AsyncIterator[Client]:
-    async with running_store(tmp_path / "data") as client:
+async def client(store: StoreProcess) -> AsyncIterator[Client]:
+    async with client_of(store) as client:
         yield client
 
 
@@ -27,6 +42,15 @@ async def client(tmp_path: Path) -> AsyncIterator[Client]:
 async def small(tmp_path: Path) -> AsyncIterator[Client]:
     async with running_store(tmp_path / "data", LIMITS) as client:
         yield client
+
+
+@pytest.fixture
+async def before(client: Client) -> tuple[list[str], list[Path]]:
+    """What was there before the test, to compare with afterwards."""
+    return await listed(client), client.store.blobs()
+
+
+Before = tuple[list[str], list[Path]]
 
 
 async def listed(client: Client, **request: object) -> list[str]:
@@ -67,31 +91,33 @@ async def test_ranges_are_cut_from_the_content(client: Client) -> None:
     ("purpose", "param"), [(None, None), ("bogus", "purpose"), ("batch_output", "purpose")]
 )
 async def test_a_purpose_that_is_none_is_refused(
-    client: Client, purpose: str | None, param: str | None
+    client: Client, before: Before, purpose: str | None, param: str | None
 ) -> None:
     with pytest.raises(InvalidRequestError) as error:
         await client.upload(chat_line("r1"), purpose=purpose)
 
     assert refused(error) == (400, None, param)
-    await nothing_is_left(client)
+    await nothing_is_left(client, before)
 
 
-async def nothing_is_left(client: Client) -> None:
-    assert await listed(client) == []
-    await eventually(lambda: client.store.blobs() == [])
+async def nothing_is_left(client: Client, before: Before) -> None:
+    assert await listed(client) == before[0]
+    await eventually(lambda: client.store.blobs() == before[1])
 
 
 @pytest.mark.parametrize("content", [b"", b"\n \r\n", b"[]\n", b"a,b\n1,2\n", b"\xff\xfe{\x00"])
-async def test_a_batch_input_without_a_request_is_refused(client: Client, content: bytes) -> None:
+async def test_a_batch_input_without_a_request_is_refused(
+    client: Client, before: Before, content: bytes
+) -> None:
     with pytest.raises(InvalidRequestError, match="Invalid file") as error:
         await client.upload(content)
 
     assert error.value.http_status == 400
-    await nothing_is_left(client)
+    await nothing_is_left(client, before)
     assert (await client.upload(content, purpose="user_data")).bytes == len(content)
 
 
-async def test_an_upload_that_breaks_off_leaves_nothing(client: Client) -> None:
+async def test_an_upload_that_breaks_off_leaves_nothing(client: Client, before: Before) -> None:
     received = asyncio.Event()
 
     async def frames() -> AsyncIterator[files_pb2.UploadFileRequest]:
@@ -102,9 +128,9 @@ async def test_an_upload_that_breaks_off_leaves_nothing(client: Client) -> None:
 
     call = client.files.UploadFile(frames(), metadata=client.metadata)
     await received.wait()
-    await eventually(lambda: len(client.store.blobs()) == 1)
+    await eventually(lambda: len(client.store.blobs()) == len(before[1]) + 1)
     call.cancel()
-    await nothing_is_left(client)
+    await nothing_is_left(client, before)
 
     ended = iter(
         [
@@ -114,7 +140,7 @@ async def test_an_upload_that_breaks_off_leaves_nothing(client: Client) -> None:
     )
     with pytest.raises(InvalidRequestError, match="broke off"), our_errors():
         await client.files.UploadFile(ended, metadata=client.metadata)
-    await nothing_is_left(client)
+    await nothing_is_left(client, before)
 
 
 async def test_a_store_killed_during_an_upload_starts_clean(tmp_path: Path) -> None:
@@ -145,7 +171,7 @@ async def test_limits_hold_whatever_the_header_says(small: Client) -> None:
     with pytest.raises(InvalidRequestError, match="4000") as error:
         await small.upload(chat_line("r1", "x" * 4000))
     assert refused(error) == (400, None, "file")
-    await nothing_is_left(small)
+    await nothing_is_left(small, ([], []))
 
     assert (await small.upload(b"x" * 8000, purpose="user_data")).bytes == 8000
 
@@ -173,6 +199,7 @@ async def test_an_expiry_out_of_range_is_refused(client: Client, seconds: int, c
 
 
 async def test_pages_lose_and_repeat_nothing_within_a_second(client: Client) -> None:
+    earlier = await listed(client, ascending=True)
     made = [(await client.upload(chat_line(f"r{number}"))).id for number in range(7)]
 
     async def walk(*, ascending: bool) -> list[str]:
@@ -187,14 +214,14 @@ async def test_pages_lose_and_repeat_nothing_within_a_second(client: Client) -> 
             if not answer.has_more:
                 return seen
 
-    assert await walk(ascending=True) == made
-    assert await walk(ascending=False) == made[::-1]
+    assert await walk(ascending=True) == earlier + made
+    assert await walk(ascending=False) == (earlier + made)[::-1]
     await client.files.DeleteFile(
         files_pb2.DeleteFileRequest(file_id=made[3]), metadata=client.metadata
     )
     after_deleted = common_pb2.PageRequest(after=made[3])
     assert await listed(client, page=after_deleted, ascending=True) == made[4:]
-    assert await listed(client, purpose="user_data") == []
+    assert not set(made) & set(await listed(client, purpose="user_data"))
     with pytest.raises(NotFoundError), our_errors():
         await listed(client, page=common_pb2.PageRequest(after="file-none"))
 
@@ -225,7 +252,7 @@ async def test_another_project_sees_nothing(client: Client) -> None:
     assert await client.download(file.id) == chat_line("r1")
 
 
-async def test_a_deleted_file_goes_once_nothing_runs_on_it(client: Client) -> None:
+async def test_a_deleted_file_goes_once_nothing_runs_on_it(client: Client, before: Before) -> None:
     free, used = await client.upload(chat_line("free")), await client.upload(chat_line("used"))
     batch = await client.create(used.id)
     await client.settled(batch.id, batches_pb2.BATCH_STATUS_IN_PROGRESS)
@@ -238,7 +265,7 @@ async def test_a_deleted_file_goes_once_nothing_runs_on_it(client: Client) -> No
         assert file.id in error.value.message
 
     # Content and index of the file in use stay, until its batch has ended.
-    await eventually(lambda: len(client.store.blobs()) == 2)
+    await eventually(lambda: len(client.store.blobs()) == len(before[1]) + 2)
     await client.batches.CancelBatch(
         batches_pb2.CancelBatchRequest(batch_id=batch.id), metadata=client.metadata
     )
