@@ -195,10 +195,6 @@ class Attempts:
         """Return those that the store knows and that are not ending."""
         return [one for one in self._all.values() if one.token and not one.closed]
 
-    def by_token(self, token: str) -> Attempt | None:
-        """Return the attempt that the store named `token`."""
-        return next((one for one in self._all.values() if one.token == token), None)
-
     def of_batch(self, batch_id: str) -> list[Attempt]:
         """Return a batch's attempts."""
         return [one for one in self._all.values() if one.dispatch.batch_id == batch_id]

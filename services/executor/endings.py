@@ -136,7 +136,9 @@ class Endings:
     async def _drop(self, attempts: list[Attempt], reason: "Reason.ValueType") -> None:
         names = [attempt.dispatch.chunk_id for attempt in attempts]
         label = Reason.Name(reason).removeprefix("DROP_REASON_").lower()
-        _log.info("attempts_dropped", chunks=names[:8], count=len(names), reason=label)
+        # A batch that is sealed because all is done is no news.
+        log = _log.debug if reason == Reason.DROP_REASON_DONE else _log.info
+        log("attempts_dropped", chunks=names[:8], count=len(names), reason=label)
         await self._abort_and_flush(attempts, FLUSH_SECONDS)
         if reason == Reason.DROP_REASON_SUPERSEDED:
             # Somebody else holds the chunk: a late ack would delete the message under them.

@@ -77,6 +77,8 @@ class Opener:
         )
         async with self._opening:
             with trace.use_span(attempt.span):
+                # The store counts the lease from some moment after this one.
+                attempt.answered_at = self._clock.monotonic()
                 try:
                     answer = await self._store.open_attempt(
                         dispatch.chunk_id, dispatch.dispatch, attempt.delivery.num_delivered
@@ -100,7 +102,6 @@ class Opener:
         elif outcome == "opened":
             opened = answer.opened
             dispatch = attempt.dispatch
-            attempt.answered_at = self._clock.monotonic()
             attempt.number = opened.deaths + 1 if dispatch.alone else max(1, opened.attempt)
             attempt.token = opened.token
             self._attempts.resize(attempt, sum(part.count for part in opened.lines))

@@ -55,13 +55,14 @@ def room_of(*, seats: int, lines_per_second: float, mean_line_bytes: float) -> R
     chunk = expected_chunk_lines(seats, lines_per_second)
     low = seats + max(chunk / 2, lines_per_second)
     high = low + max(chunk, lines_per_second)
-    most = MAX_LINES
+    most = float(MAX_LINES)
     if mean_line_bytes > 0:
-        most = max(2, min(most, int(MAX_INPUT_BYTES / mean_line_bytes)))
-    high = min(high, most)
-    # At the cap a quarter lies between the marks, so that it asks for chunks and not for crumbs.
-    low = min(low, high - max(1, high // 4))
-    return Room(low=max(1, int(low)), high=max(2, int(high)))
+        most = min(most, max(2.0, MAX_INPUT_BYTES / mean_line_bytes))
+    if high > most:
+        high = most
+        # A quarter lies between the marks here, so that it asks for chunks and not for crumbs.
+        low = min(low, 0.75 * high)
+    return Room(low=int(low), high=int(high))
 
 
 class Speed:
