@@ -23,6 +23,8 @@ ENDED: Final = frozenset({"completed", "failed", "expired", "cancelled"})
 
 _BOUNDARY: Final = "nightshift-benchmark"
 _TIMEOUT_SECONDS: Final = 300.0
+# Servers close connections that nobody uses; uvicorn after 5 s.
+_KEPT_SECONDS: Final = 2.0
 _SEND_BYTES: Final = 1024 * 1024
 
 
@@ -58,6 +60,7 @@ class Api:
         """Talk to `http://HOST:PORT`."""
         self._address = urlsplit(url).netloc
         self._connection = http.client.HTTPConnection(self._address, timeout=_TIMEOUT_SECONDS)
+        self._used_at = 0.0
 
     def call(
         self,
@@ -72,6 +75,8 @@ class Api:
             Refused: status 400 or above.
             OSError, http.client.HTTPException: nobody answers; the next call connects anew.
         """
+        if time.monotonic() > self._used_at + _KEPT_SECONDS:
+            self._connection.close()
         try:
             self._connection.request(method, path, body=body, headers=dict(headers or {}))
             response = self._connection.getresponse()
@@ -79,6 +84,7 @@ class Api:
         except (OSError, http.client.HTTPException):
             self._connection.close()
             raise
+        self._used_at = time.monotonic()
         if response.status >= 400:
             raise Refused(f"{method} {path}: {response.status} {answer[:300]!r}")
         return answer
