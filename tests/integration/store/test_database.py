@@ -56,6 +56,27 @@ async def test_a_failing_statement_undoes_itself_alone(db: Database) -> None:
     assert await subjects(db) == ["a", "b"]
 
 
+async def test_a_failing_statement_that_is_alone_is_undone_and_hurts_no_later_one(
+    db: Database,
+) -> None:
+    def fail(connection: sa.Connection) -> None:
+        add(connection, "undone")
+        raise ValueError("mine")
+
+    def collide(connection: sa.Connection) -> None:
+        add(connection, "undone")
+        connection.execute(counters.insert().values(name="seq", n=1))
+
+    for _ in range(2):
+        with pytest.raises(ValueError, match="mine"):
+            await db.write(fail)
+        with pytest.raises(sa.exc.IntegrityError):
+            await db.write(collide)
+        await db.write(lambda connection: add(connection, "kept"))
+
+    assert await subjects(db) == ["kept", "kept"]
+
+
 async def test_read_then_write_loses_nothing(db: Database) -> None:
     def increment(connection: sa.Connection) -> None:
         n = connection.scalar(sa.select(counters.c.n).where(counters.c.name == "seq"))
