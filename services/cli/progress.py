@@ -50,13 +50,15 @@ def follow(client: openai.OpenAI, batch_id: str, display: Display) -> Batch:
     Raises:
         openai.OpenAIError: it is unknown, or the server stays away for 30 s.
     """
-    began = answered = time.monotonic()
+    began = time.monotonic()
+    answered: float | None = None
     with display:
         while True:
             try:
                 batch = client.batches.retrieve(batch_id)
             except (openai.APIConnectionError, openai.InternalServerError):
-                if time.monotonic() - answered > _PATIENCE_SECONDS:
+                # One that never answered is not restarting: it is not there.
+                if answered is None or time.monotonic() - answered > _PATIENCE_SECONDS:
                     raise
             else:
                 answered = time.monotonic()
