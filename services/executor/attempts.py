@@ -31,7 +31,7 @@ class Running:
         self.request_id = request_id
         self.future = future
         self.started_at = started_at
-        """Monotonic seconds."""
+        """Monotonic seconds of its taking a seat; infinite while it waits for one inside."""
         self.discard = False
         """Set before it is aborted: whatever the engine returns for it is no result."""
 

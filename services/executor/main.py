@@ -66,6 +66,7 @@ async def serve(stopping: asyncio.Event) -> None:
                 models=tuple(settings.model_paths),
                 line_timeout_seconds=settings.line_timeout_seconds,
                 drain_seconds=settings.drain_seconds,
+                stall_limit_seconds=settings.stall_seconds,
             ),
             engine=engine,
             bus=connected,

@@ -55,9 +55,10 @@ def room_of(*, seats: int, lines_per_second: float, mean_line_bytes: float) -> R
     chunk = expected_chunk_lines(seats, lines_per_second)
     low = seats + max(chunk / 2, lines_per_second)
     high = low + max(chunk, lines_per_second)
-    most = float(MAX_LINES)
+    most = MAX_LINES
     if mean_line_bytes > 0:
-        most = min(most, max(2.0, MAX_INPUT_BYTES / mean_line_bytes))
+        # Compared before it is made an integer: the quotient may be infinite.
+        most = int(min(most, max(2.0, MAX_INPUT_BYTES / mean_line_bytes)))
     if high > most:
         high = most
         # A quarter lies between the marks here, so that it asks for chunks and not for crumbs.

@@ -4,7 +4,8 @@ Everything here runs in one event loop and never blocks it for longer than one s
 """
 
 import asyncio
-import heapq
+import math
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final
@@ -24,6 +25,7 @@ from services.executor.engines.base import (
     refusal,
 )
 from services.executor.envelope import Line
+from services.executor.lineup import Lineup
 from services.executor.reporter import Reporter
 from services.executor.retry import Again, judge
 from services.executor.room import Speed
@@ -90,7 +92,10 @@ class Runner:
         # Callbacks of an engine that died belong to an earlier life and do nothing.
         self._life = 0
         self._running: dict[str, Running] = {}
-        self._queue: list[Attempt] = []
+        # Those that wait for a seat inside the engine, in order; their time has not begun.
+        self._unseated: deque[Running] = deque()
+        self._ahead = 0
+        self._lineup = Lineup(attempts)
         self._wake = asyncio.Event()
         self._emptied = asyncio.Event()
         self._accepting = True
@@ -114,6 +119,8 @@ class Runner:
     def use(self, engine: Engine) -> None:
         """Run lines on `engine`, which is ready, from now on."""
         self._engine = engine
+        # An engine that refills its seats by steps wants some lines queued inside.
+        self._ahead = int(getattr(engine, "queue_ahead", 0))
         self._speed = Speed(engine.seats)
         self._measured_at = self._clock.monotonic()
         self._wake.set()
@@ -137,7 +144,8 @@ class Runner:
         if attempt.closed:
             return
         attempt.ready.extend(lines)
-        self._enqueue(attempt)
+        self._lineup.add(attempt)
+        self._wake.set()
 
     async def abort(self, attempts: Sequence[Attempt]) -> None:
         """Have the engine let go of all lines of these (closed) attempts; none gets a result."""
@@ -160,6 +168,7 @@ class Runner:
         self._engine = None
         self._life += 1
         in_engine, self._running = self._running, {}
+        self._unseated.clear()
         self._emptied.set()
         casualties: Casualties = {}
         for running in in_engine.values():
@@ -208,30 +217,13 @@ class Runner:
 
     # --- feeding ---------------------------------------------------------------------------------
 
-    def _enqueue(self, attempt: Attempt) -> None:
-        if attempt.ready and not attempt.queued and not attempt.closed:
-            attempt.queued = True
-            heapq.heappush(self._queue, attempt)
-        self._wake.set()
-
-    def _next_attempt(self) -> Attempt | None:
-        """Return the earliest attempt with lines for the engine; they stay its first."""
-        while self._queue and (self._queue[0].closed or not self._queue[0].ready):
-            heapq.heappop(self._queue).queued = False
-        alone = self._attempts.first_alone()
-        if alone is None:
-            return self._queue[0] if self._queue else None
-        # Suspects run with nothing else in the engine: what is in it ends first.
-        others = len(self._running) - len(alone.running)
-        return alone if alone.ready and not alone.closed and not others else None
-
     def _feed(self) -> bool:
         """Give the engine one slice of lines; False when it has no seat or there are no lines."""
         engine = self._engine
         if engine is None or not self._accepting or self._reporter.full:
             return False
-        free = engine.seats - len(self._running)
-        attempt = self._next_attempt() if free > 0 else None
+        free = engine.seats + self._ahead - len(self._running)
+        attempt = self._lineup.first(len(self._running)) if free > 0 else None
         if attempt is None:
             return False
         started = self._measure(0)
@@ -275,6 +267,9 @@ class Runner:
                 continue
             future = asyncio.ensure_future(answer)
             running = Running(attempt, line, request.request_id, future, started)
+            if len(self._running) >= engine.seats:
+                running.started_at = math.inf
+                self._unseated.append(running)
             self._running[request.request_id] = running
             attempt.running[request.request_id] = running
             future.add_done_callback(partial(self._left_engine, self._life, running))
@@ -291,9 +286,11 @@ class Runner:
         if isinstance(error, EngineDead):
             self.die(str(error) or "the engine died")
             return
-        self._measure(1)
+        now = self._measure(1)
         attempt, line = running.attempt, running.line
         self._running.pop(running.request_id, None)
+        if running.started_at < math.inf:
+            self._seat_next(now)
         if not self._running:
             self._emptied.set()
         attempt.running.pop(running.request_id, None)
@@ -306,6 +303,14 @@ class Runner:
             self._judge(attempt, line, running.request_id, response)
             self._attempts.changed()
         self._wake.set()
+
+    def _seat_next(self, now: float) -> None:
+        """A seat is free: the time of the first line that waits for one in the engine begins."""
+        while self._unseated:
+            running = self._unseated.popleft()
+            if running.request_id in self._running:
+                running.started_at = now
+                return
 
     def _judge(
         self, attempt: Attempt, line: Line, request_id: str, response: EngineResponse
@@ -348,7 +353,8 @@ class Runner:
             attempt.waiting.discard(timer)
             if not attempt.closed:
                 attempt.ready.appendleft(line)
-                self._enqueue(attempt)
+                self._lineup.add(attempt)
+                self._wake.set()
 
         # No seat is held meanwhile: the line is out of the engine.
         timer = asyncio.get_running_loop().call_later(verdict.seconds, again)

@@ -501,3 +501,24 @@ async def test_the_consumer_may_come_later(nats_server: NatsServer, tmp_path: Pa
     finally:
         await fleet.close()
         await bus.close()
+
+
+class QueueingEngine(SimulatedEngine):
+    """A simulated engine that is given more lines than it has seats."""
+
+    queue_ahead = 2
+
+
+async def test_time_in_the_engines_own_queue_is_not_engine_time(fleet: Fleet) -> None:
+    texts = [
+        chat_line("stuck", x_simulate={"hang": True}),
+        chat_line("behind", x_simulate={"delay_ms": 400}),
+    ]
+    await fleet.publish(fleet.work.add_chunk(texts, pool_id=POOL))
+    executor = await fleet.start(engine=QueueingEngine(seats=1), line_timeout_seconds=0.6)
+    await eventually(lambda: executor.runner.in_flight == 2)
+    await fleet.settled()
+    [chunk] = fleet.work.chunks.values()
+    answers = chunk.answers()
+    assert answers["stuck"]["error"]["code"] == "request_timeout"
+    assert answers["behind"]["response"]["status_code"] == 200
