@@ -4,7 +4,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from protos.nightshift.v1 import work_pb2
 from services.kit.errors import InvalidRequestError, TooLargeError
@@ -23,6 +23,7 @@ FRAMES_IN_FLIGHT: Final = 16
 BYTES_IN_FLIGHT: Final = 32 * 1024 * 1024
 """Payload bytes of all streams that may wait for their commit, one frame above it at most."""
 IDLE_SECONDS: Final = 60.0
+"""A stream on which nothing comes for this long is ended."""
 _SLACK_BYTES: Final = 2 * FRAME_BYTES
 """What a result line may have around the longest body."""
 _TICKETS: Final = 10_000
@@ -82,11 +83,11 @@ class Appender:
                 yield await task
             await reading
         finally:
-            reading.cancel()
+            _abandon(reading)
             while not waiting.empty():
                 left = waiting.get_nowait()
                 if left is not None:
-                    left.cancel()
+                    _abandon(left)
 
     async def _read(
         self, requests: Requests, waiting: "asyncio.Queue[asyncio.Task[Answer] | None]"
@@ -184,6 +185,12 @@ class Appender:
             self._tickets.popitem(last=False)
 
 
+def _abandon(task: "asyncio.Task[Any]") -> None:
+    """Stop a task whose outcome nobody waits for; a commit that runs is not undone by it."""
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    task.cancel()
+
+
 async def _next(requests: Requests) -> work_pb2.AppendResultsRequest | None:
     try:
         async with asyncio.timeout(IDLE_SECONDS):
@@ -191,6 +198,5 @@ async def _next(requests: Requests) -> work_pb2.AppendResultsRequest | None:
     except StopAsyncIteration:
         return None
     except TimeoutError:
-        raise InvalidRequestError(
-            f"No frame came for {IDLE_SECONDS:.0f} s; open the stream again."
-        ) from None
+        # Ended in order: who has more to say opens the stream again.
+        return None

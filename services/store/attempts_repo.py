@@ -79,12 +79,15 @@ def insert(
         },
     )
     connection.execute(
-        chunks.update()
-        .where(chunks.c.id == made.chunk_id)
-        .values(attempts=number, lease_until_ms=now_ms + lease_ms)
+        _OPENED, {"of_chunk": made.chunk_id, "number": number, "until": now_ms + lease_ms}
     )
 
 
+_OPENED: Final = (
+    chunks.update()
+    .where(chunks.c.id == sa.bindparam("of_chunk"))
+    .values(attempts=sa.bindparam("number"), lease_until_ms=sa.bindparam("until"))
+)
 _OPEN_OF_CHUNK: Final = (
     sa.select(attempts)
     .where(

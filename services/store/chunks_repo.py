@@ -49,6 +49,7 @@ def new_chunk(
     alone: bool,
     dispatched_ms: int | None,
     attempts: int = 0,
+    deaths: int = 0,
 ) -> dict[str, object]:
     """Return the values of a chunk's row; one that is `out` is in its first dispatch."""
     return {
@@ -66,6 +67,7 @@ def new_chunk(
         "dispatch": 1 if state == OUT else 0,
         "dispatched_ms": dispatched_ms,
         "attempts": attempts,
+        "deaths": deaths,
     }
 
 

@@ -245,7 +245,9 @@ chunks: Final = sa.Table(
     # Null until an attempt was opened under the current dispatch.
     sa.Column("lease_until_ms", _BIG),
     _count("attempts"),
+    # Deaths that its lines have seen, and those that its single line died alone in the engine.
     _count("deaths"),
+    _count("deaths_alone"),
     sa.CheckConstraint("state IN ('queued', 'out', 'done')", name="state"),
     sa.Index(None, "batch_id"),
     sa.Index(

@@ -73,14 +73,9 @@ def open_attempt(
     A message that comes again takes over from the attempt that it made before: what was in the
     engine of one that fell silent is put apart.
     """
-    batch_id = connection.scalar(
-        sa.select(chunks.c.batch_id).where(chunks.c.id == delivery.chunk_id)
-    )
-    if batch_id is None:
+    batch = connection.execute(_BATCH_OF_CHUNK, {"chunk_id": delivery.chunk_id}).first()
+    if batch is None:
         return Gone(reason="ended")
-    batch = connection.execute(
-        sa.select(batches).where(batches.c.id == batch_id).with_for_update()
-    ).one()
     chunk = _chunk(connection, delivery.chunk_id)
     gone = _gone(batch, chunk, delivery, now_ms)
     if gone is not None:
@@ -93,17 +88,29 @@ def open_attempt(
             return _opened(connection, chunk, other)
         if delivery.num_delivered <= 1:
             return Busy(left_ms=other.lease_until_ms - now_ms)
-    _take_over(connection, opened_before, lease_ms=lease_ms, new_id=new_id, now_ms=now_ms)
-    chunk = _chunk(connection, chunk.id)
-    if chunk.state != chunks_repo.OUT:
-        return Gone(reason="superseded")
+    if opened_before:
+        _take_over(connection, opened_before, lease_ms=lease_ms, new_id=new_id, now_ms=now_ms)
+        chunk = _chunk(connection, chunk.id)
+        if chunk.state != chunks_repo.OUT:
+            return Gone(reason="superseded")
     return _open(connection, chunk, delivery, lease_ms=lease_ms, new_id=new_id, now_ms=now_ms)
 
 
+_BATCH_OF_CHUNK: Final = (
+    sa.select(batches.c.status, batches.c.stopping_ms, batches.c.expires_ms)
+    .where(
+        batches.c.id
+        == sa.select(chunks.c.batch_id)
+        .where(chunks.c.id == sa.bindparam("chunk_id"))
+        .scalar_subquery()
+    )
+    .with_for_update()
+)
+_CHUNK: Final = sa.select(chunks).where(chunks.c.id == sa.bindparam("chunk_id")).with_for_update()
+
+
 def _chunk(connection: sa.Connection, chunk_id: str) -> Row:
-    return connection.execute(
-        sa.select(chunks).where(chunks.c.id == chunk_id).with_for_update()
-    ).one()
+    return connection.execute(_CHUNK, {"chunk_id": chunk_id}).one()
 
 
 def _gone(batch: Row, chunk: Row, delivery: Delivery, now_ms: int) -> Gone | None:

@@ -116,8 +116,7 @@ class _Batch:
 
     def take_apart(self, losses: Sequence[Loss]) -> None:
         suspects: list[Range] = []
-        number = 0
-        size = 0
+        number = size = deaths = 0
         for loss in losses:
             chunk = self.connection.execute(
                 sa.select(chunks).where(chunks.c.id == loss.chunk_id).with_for_update()
@@ -135,11 +134,12 @@ class _Batch:
                 suspects.extend(started)
                 number = max(number, loss.number)
                 size += _share(chunk, count_lines(started))
+                deaths = max(deaths, chunk.deaths + 1)
                 self._keep(chunk, subtract(left, started))
             else:
                 self._keep(chunk, left)
         if suspects:
-            self._add_alone(normalise(suspects), size, number)
+            self._add_alone(normalise(suspects), size, attempts=number, deaths=deaths)
 
     def _keep(self, chunk: Row, lines: list[Range]) -> None:
         """Leave these lines in a chunk and end its lease; nothing left ends the chunk."""
@@ -161,22 +161,37 @@ class _Batch:
     def _died_alone(self, chunk: Row, left: list[Range], started: list[Range]) -> None:
         if count_lines(left) == 1:
             _log.warning(
-                "line_died_alone", batch=self.batch.id, line=left[0][0], deaths=chunk.deaths + 1
+                "line_died_alone",
+                batch=self.batch.id,
+                line=left[0][0],
+                deaths=chunk.deaths_alone + 1,
             )
             self._keep(chunk, left)
             self.connection.execute(
                 chunks.update()
                 .where(chunks.c.id == chunk.id)
-                .values(state=chunks_repo.QUEUED, lease_until_ms=None, deaths=chunks.c.deaths + 1)
+                .values(
+                    state=chunks_repo.QUEUED,
+                    lease_until_ms=None,
+                    deaths=chunks.c.deaths + 1,
+                    deaths_alone=chunks.c.deaths_alone + 1,
+                )
             )
             return
         chunks_repo.finish(self.connection, chunk.id)
         suspects = started or left
         for lines in (*halves(suspects), subtract(left, suspects)):
             if lines:
-                self._add_alone(lines, _share(chunk, count_lines(lines)), chunk.attempts)
+                self._add_alone(
+                    lines,
+                    _share(chunk, count_lines(lines)),
+                    attempts=chunk.attempts,
+                    deaths=chunk.deaths + 1,
+                )
 
-    def _add_alone(self, lines: list[Range], input_bytes: int, attempts: int) -> None:
+    def _add_alone(
+        self, lines: list[Range], input_bytes: int, *, attempts: int, deaths: int
+    ) -> None:
         """Queue a chunk that runs alone; its attempts go on counting from its lines' last one."""
         _log.warning("lines_apart", batch=self.batch.id, lines=count_lines(lines))
         chunks_repo.insert(
@@ -191,6 +206,7 @@ class _Batch:
                     alone=True,
                     dispatched_ms=None,
                     attempts=attempts,
+                    deaths=deaths,
                 )
             ],
         )
@@ -204,7 +220,7 @@ def _share(chunk: Row, lines: int) -> int:
 POISON: Final = sa.and_(
     sa.text("state <> 'done'"),
     chunks.c.state == chunks_repo.QUEUED,
-    chunks.c.deaths >= sa.bindparam("max_attempts"),
+    chunks.c.deaths_alone >= sa.bindparam("max_attempts"),
 )
 """Chunks of one line that is not tried again."""
 

@@ -112,7 +112,9 @@ def _next_alone(connection: sa.Connection, max_attempts: int, now_ms: int) -> li
     )
     waiting = connection.execute(
         _OPEN.where(
-            chunks.c.state == chunks_repo.QUEUED, chunks.c.alone, chunks.c.deaths < max_attempts
+            chunks.c.state == chunks_repo.QUEUED,
+            chunks.c.alone,
+            chunks.c.deaths_alone < max_attempts,
         ),
         {"now_ms": now_ms},
     )

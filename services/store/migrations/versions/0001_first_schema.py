@@ -389,6 +389,12 @@ def upgrade() -> None:
             server_default="0",
             nullable=False,
         ),
+        sa.Column(
+            "deaths_alone",
+            sa.BigInteger().with_variant(sa.Integer(), "sqlite"),
+            server_default="0",
+            nullable=False,
+        ),
         sa.CheckConstraint("state IN ('queued', 'out', 'done')", name=op.f("ck_chunks_state")),
         sa.ForeignKeyConstraint(["batch_id"], ["batches.id"], name=op.f("fk_chunks_batch_id")),
         sa.ForeignKeyConstraint(["project_id"], ["projects.id"], name=op.f("fk_chunks_project_id")),

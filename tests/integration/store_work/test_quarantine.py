@@ -1,0 +1,203 @@
+"""A poison line is found within ceil(log2 n) + 3 deaths, and its neighbours succeed."""
+
+import math
+
+import pytest
+
+from protos.nightshift.v1 import batches_pb2, dispatch_pb2
+from services.kit.result_line import MESSAGES
+from tests.integration.store_work.harness import Store, ranges_of
+
+pytestmark = pytest.mark.integration
+
+COMPLETED = batches_pb2.BATCH_STATUS_COMPLETED
+
+
+def lines_in(ranges: list[tuple[int, int]]) -> list[int]:
+    return [line for first, count in ranges for line in range(first, first + count)]
+
+
+class Engine:
+    """A fake engine that dies of some lines; what else it is given it answers."""
+
+    def __init__(self, store: Store, batch_id: str, poison: set[int]) -> None:
+        self.store = store
+        self.batch_id = batch_id
+        self.poison = poison
+        self.deaths = 0
+        self.attempts: list[int] = []
+
+    async def run(self, dispatch: dispatch_pb2.Dispatch) -> None:
+        attempt = await self.store.open(dispatch)
+        if dispatch.alone:
+            self.attempts.append(attempt.attempt)
+        lines = lines_in(ranges_of(attempt.lines))
+        if self.poison & set(lines):
+            self.deaths += 1
+            await self.store.died({attempt.token: ranges_of(attempt.lines)})
+        else:
+            await self.store.finish(attempt.token, lines, self.batch_id)
+
+    async def run_to_the_end(self) -> None:
+        """Run what is handed out until nothing is, at most one chunk alone at a time."""
+        while True:
+            dispatches = await self.store.reclaim()
+            if not dispatches:
+                return
+            assert sum(each.alone for each in dispatches) <= 1
+            assert [each.alone for each in dispatches] == sorted(
+                (each.alone for each in dispatches), reverse=True
+            )
+            for dispatch in dispatches:
+                await self.run(dispatch)
+            await self.store.ender.run_once()
+
+
+@pytest.mark.parametrize(
+    ("suspects", "poison"), [(1, 0), (2, 1), (3, 2), (16, 5), (37, 36), (64, 0)]
+)
+async def test_a_poison_line_is_found_and_its_neighbours_succeed(
+    store: Store, suspects: int, poison: int
+) -> None:
+    total = suspects + 8
+    batch_id = await store.batch(total)
+    (dispatch,) = await store.cut((batch_id, total))
+    attempt = await store.open(dispatch)
+    await store.died({attempt.token: [(0, suspects)]})
+
+    engine = Engine(store, batch_id, {poison})
+    await engine.run_to_the_end()
+    assert engine.deaths <= math.ceil(math.log2(suspects)) + 3
+    await store.turn()
+    batch = await store.get(batch_id)
+    assert batch.status == COMPLETED
+    assert batch.request_counts == batches_pb2.RequestCounts(
+        total=total, completed=total - 1, failed=1
+    )
+    output, error = await store.end_files(batch_id)
+    assert [line["custom_id"] for line in output] == [f"r{n}" for n in range(total) if n != poison]
+    (line,) = error
+    assert (line["custom_id"], line["response"]) == (f"r{poison}", None)
+    assert line["error"] == {"code": "engine_failure", "message": MESSAGES["engine_failure"]}
+
+
+async def test_several_poison_lines_end_alike(store: Store) -> None:
+    batch_id = await store.batch(30)
+    (dispatch,) = await store.cut((batch_id, 30))
+    engine = Engine(store, batch_id, {3, 4, 29})
+    await engine.run(dispatch)
+    await engine.run_to_the_end()
+    await store.turn()
+    _, error = await store.end_files(batch_id)
+    assert [line["custom_id"] for line in error] == ["r3", "r4", "r29"]
+
+
+async def test_a_line_that_dies_less_often_succeeds(store: Store) -> None:
+    batch_id = await store.batch(1)
+    (dispatch,) = await store.cut((batch_id, 1))
+    engine = Engine(store, batch_id, {0})
+    await engine.run(dispatch)
+    for _ in range(2):
+        (alone,) = await store.reclaim()
+        await engine.run(alone)
+        await store.ender.run_once()
+    engine.poison = set()
+    (alone,) = await store.reclaim()
+    assert (await store.open(alone)).deaths == 3
+    await engine.run(alone)
+    await store.turn()
+    assert engine.attempts == [2, 3, 4]
+    assert (await store.get(batch_id)).request_counts.completed == 1
+
+
+async def test_one_chunk_of_a_pool_runs_alone_at_a_time_and_a_hand_back_is_no_death(
+    store: Store,
+) -> None:
+    one, two = await store.batch(4), await store.batch(4)
+    cut = await store.cut((two, 4), (one, 4))
+    tokens = [(await store.open(each)).token for each in cut]
+    await store.died({token: [(0, 4)] for token in tokens})
+    (first,) = await store.reclaim()
+    assert (first.batch_id, first.alone) == (one, True)
+    assert await store.reclaim() == []
+    attempt = await store.open(first)
+    assert await store.reclaim() == []
+    await store.hand_back(attempt.token)
+    (again,) = await store.reclaim()
+    assert (again.chunk_id, again.dispatch, again.line_count) == (first.chunk_id, 2, 4)
+    await store.finish((await store.open(again)).token, range(4), one)
+    (second,) = await store.reclaim()
+    assert (second.batch_id, second.alone) == (two, True)
+
+
+async def test_a_lost_lease_alone_counts_as_a_death(store: Store) -> None:
+    batch_id = await store.batch(2)
+    (dispatch,) = await store.cut((batch_id, 2))
+    await store.died({(await store.open(dispatch)).token: [(0, 2)]})
+    (alone,) = await store.reclaim()
+    await store.open(alone)
+    store.clock.advance(15)
+    (half,) = await store.reclaim()
+    assert (half.alone, ranges_of(half.lines), half.dispatch) == (True, [(0, 1)], 1)
+    assert (await store.open(half)).deaths == 2
+    for death in (3, 4):
+        store.clock.advance(15)
+        (half,) = await store.reclaim()
+        assert (await store.open(half)).deaths == death
+    store.clock.advance(15)
+    (other,) = await store.reclaim()
+    assert ranges_of(other.lines) == [(1, 1)]
+    await store.finish((await store.open(other)).token, [1], batch_id)
+    await store.turn()
+    assert (await store.get(batch_id)).request_counts.failed == 1
+
+
+async def test_lines_that_had_not_entered_the_engine_are_no_suspects(store: Store) -> None:
+    batch_id = await store.batch(8)
+    (dispatch,) = await store.cut((batch_id, 8))
+    await store.died({(await store.open(dispatch)).token: []})
+    (raised,) = await store.reclaim()
+    assert (raised.alone, raised.line_count, raised.dispatch) == (False, 8, 2)
+    await store.died({(await store.open(raised)).token: [(2, 2), (6, 9)]})
+    alone, rest = await store.reclaim()
+    assert ranges_of(alone.lines) == [(2, 2), (6, 2)]
+    assert (rest.alone, ranges_of(rest.lines)) == (False, [(0, 2), (4, 2)])
+    # Of a chunk alone, only those that had entered are halved; the others run after them.
+    await store.died({(await store.open(alone)).token: [(2, 2)]})
+    seen = []
+    while dispatches := [each for each in await store.reclaim() if each.alone]:
+        (each,) = dispatches
+        seen.append(ranges_of(each.lines))
+        await store.finish((await store.open(each)).token, lines_in(seen[-1]), batch_id)
+    assert seen == [[(2, 1)], [(3, 1)], [(6, 2)]]
+
+
+async def test_a_restarted_executor_gives_up_what_its_last_process_held(store: Store) -> None:
+    batch_id = await store.batch(9)
+    first, second, third = await store.cut((batch_id, 3), (batch_id, 3), (batch_id, 3))
+    one, two = await store.open(first), await store.open(second)
+    other = await store.open(third, "e1")
+    await store.beat({one.token: [(1, 1)], two.token: [(4, 1)]})
+    await store.beat({other.token: [(6, 3)]}, "e1")
+    await store.hand_back(two.token)
+    await store.register("e0", "i1")
+    raised = await store.reclaim({})
+    assert [(each.alone, ranges_of(each.lines)) for each in raised] == [
+        (True, [(1, 1)]),
+        (False, [(0, 1), (2, 1)]),
+        (False, [(3, 3)]),
+    ]
+    await store.register("e0", "i1")
+    assert await store.beat({other.token: []}, "e1") == {}
+
+
+async def test_a_death_changes_nothing_of_a_batch_that_stops(store: Store) -> None:
+    batch_id = await store.batch(3)
+    (dispatch,) = await store.cut((batch_id, 3))
+    attempt = await store.open(dispatch)
+    await store.cancel(batch_id)
+    await store.died({attempt.token: [(0, 3)]})
+    await store.turn()
+    batch = await store.get(batch_id)
+    assert batch.status == batches_pb2.BATCH_STATUS_CANCELLED
+    assert batch.request_counts == batches_pb2.RequestCounts(total=3)
