@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +34,24 @@ POOL = pool_id_of("llama")
 OTHER = pool_id_of("qwen")
 
 
+@dataclass(frozen=True)
+class RunningScheduler:
+    """A scheduler in this process."""
+
+    stopping: asyncio.Event
+    task: asyncio.Task[None]
+
+    async def stop(self) -> None:
+        """Let it drain."""
+        self.stopping.set()
+        await asyncio.wait([self.task])
+
+    async def vanish(self) -> None:
+        """End it without a word, as a kill does."""
+        self.task.cancel()
+        await asyncio.wait([self.task])
+
+
 @dataclass
 class World:
     """A broker, a store, and schedulers that are started one by one."""
@@ -46,8 +64,8 @@ class World:
 
     async def scheduler(
         self, name: str, *, tick_seconds: float = 60.0, nats_url: str = ""
-    ) -> Callable[[], asyncio.Future[None]]:
-        """Start a scheduler; what is returned stops it in order."""
+    ) -> "RunningScheduler":
+        """Start a scheduler; it is stopped at the end, if not before."""
         connection = await bus.connect(nats_url or self.nats_server.url, name)
         self.stack.push_async_callback(connection.close)
         channel = rpc.open_channel(f"127.0.0.1:{self.store_port}")
@@ -61,14 +79,9 @@ class World:
             tick_seconds=tick_seconds,
         )
         stopping = asyncio.Event()
-        running = asyncio.create_task(scheduler.run(stopping))
-
-        def stop() -> asyncio.Future[None]:
-            stopping.set()
-            return running
-
-        self.stack.push_async_callback(stop)
-        return stop
+        running = RunningScheduler(stopping, asyncio.create_task(scheduler.run(stopping)))
+        self.stack.push_async_callback(running.stop)
+        return running
 
     async def leads(self, name: str) -> None:
         """Wait until a scheduler leads and has seen the window."""
@@ -186,10 +199,10 @@ async def test_a_lost_answer_does_not_publish_twice(world: World) -> None:
 
 
 async def test_a_standby_takes_over_when_the_leader_resigns(world: World) -> None:
-    stop = await world.scheduler("one")
+    one = await world.scheduler("one")
     await world.leads("one")
     await world.scheduler("two")
-    await stop()
+    await one.stop()
     await world.leads("two")
     assert world.work.called("Resign") == 1
     async with ScriptedPuller(world.bus, POOL) as executor:
@@ -198,12 +211,9 @@ async def test_a_standby_takes_over_when_the_leader_resigns(world: World) -> Non
 
 
 async def test_a_standby_takes_over_within_the_lease_when_the_leader_is_gone(world: World) -> None:
-    stop = await world.scheduler("one")
+    one = await world.scheduler("one")
     await world.leads("one")
-    running = stop()
-    running.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await running
+    await one.vanish()
     assert world.work.called("Resign") == 0
     await world.scheduler("two")
     await eventually(lambda: world.work.holder == "two", within_seconds=5)
