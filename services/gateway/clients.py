@@ -17,6 +17,7 @@ from services.gateway.auth import Caller
 from services.kit import rpc
 from services.kit.errors import InternalError, UnavailableError, from_rpc_error
 from services.kit.frames import FRAME_BYTES
+from services.kit.log import get_logger
 
 IDLE_SECONDS: Final = 60.0
 """A stream on which nothing moves for this long is given up."""
@@ -26,6 +27,8 @@ CONNECT_SECONDS: Final = 5.0
 
 MAX_STREAMS: Final = 256
 """Uploads and downloads at once; a stalled one holds up to 14 MiB in gRPC's own buffers."""
+
+_log = get_logger(__name__)
 
 RequestT = TypeVar("RequestT", contravariant=True)  # noqa: PLC0105 - reads better
 AnswerT = TypeVar("AnswerT", covariant=True)  # noqa: PLC0105 - reads better
@@ -47,6 +50,10 @@ def faults() -> Iterator[None]:
     try:
         yield
     except rpc.CallFault as fault:
+        if fault.code() is grpc.StatusCode.UNAUTHENTICATED:
+            # Who calls was settled before; this is about us, and no client's key can mend it.
+            _log.error("store_refuses_secret")
+            raise InternalError("The gateway and the store behind it do not fit.") from None
         raise from_rpc_error(fault) from None
     except asyncio.CancelledError:
         task = asyncio.current_task()
@@ -137,6 +144,10 @@ class FileStream:
     def __init__(self, call: Any) -> None:
         """Read from `call`, which the caller closes."""
         self._call = call
+
+    def cancel(self) -> None:
+        """End it early; a `read` that waits raises."""
+        self._call.cancel()
 
     async def read(self) -> files_pb2.ReadFileResponse | None:
         """Return the next frame; None at the end.

@@ -15,7 +15,7 @@ from protos.nightshift.v1 import files_pb2
 from services.gateway.auth import Caller
 from services.gateway.clients import FileStream, Store
 from services.gateway.envelope import error_response
-from services.kit.errors import InternalError, InvalidRequestError
+from services.kit.errors import InternalError, InvalidRequestError, NightshiftError
 
 SEND_SECONDS: Final = 600.0
 """A client may work on what it has before it takes more, but not for longer than this."""
@@ -84,28 +84,38 @@ class ContentResponse(Response):
         refuse_download(file)
         span = span or Span(0, file.bytes)
         await _start(send, file, span)
-        left = span.length
         gone = asyncio.create_task(_disconnected(receive))
+        gone.add_done_callback(lambda _: stream.cancel())
         try:
-            while frame is not None and not gone.done():
-                left -= len(frame.data)
-                if left < 0:
-                    raise InternalError("The file's content is longer than it is said to be.")
-                if frame.data:
-                    async with asyncio.timeout(SEND_SECONDS):
-                        await send(
-                            {"type": "http.response.body", "body": frame.data, "more_body": True}
-                        )
-                frame = await stream.read()
-            if gone.done():
-                return
-            if left:
-                raise InternalError("The file's content is shorter than it is said to be.")
-            await send({"type": "http.response.body"})
+            await _pass_on(stream, frame, span.length, send)
+        except NightshiftError:
+            if not gone.done():
+                raise
         finally:
             gone.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await gone
+
+
+async def _pass_on(
+    stream: FileStream, frame: files_pb2.ReadFileResponse | None, left: int, send: Send
+) -> None:
+    while frame is not None:
+        left -= len(frame.data)
+        if left < 0:
+            raise InternalError("The file's content is longer than it is said to be.")
+        if frame.data:
+            try:
+                async with asyncio.timeout(SEND_SECONDS):
+                    await send(
+                        {"type": "http.response.body", "body": frame.data, "more_body": True}
+                    )
+            except TimeoutError:
+                raise InternalError("The client took nothing for too long.") from None
+        frame = await stream.read()
+    if left:
+        raise InternalError("The file's content is shorter than it is said to be.")
+    await send({"type": "http.response.body"})
 
 
 async def _disconnected(receive: Receive) -> None:

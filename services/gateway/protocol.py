@@ -13,6 +13,9 @@ from services.kit.ids import uuid7_hex
 MAX_HEAD_BYTES: Final = 64 * 1024
 """Request line and headers together, and anything else that is not a body."""
 
+LINGER_SECONDS: Final = 1.0
+"""A refused client may still be sending; closing on it at once would take the answer from it."""
+
 
 class BoundedProtocol(HttpToolsProtocol):
     """Refuses a head that does not end: the parser itself would collect it without limit."""
@@ -21,12 +24,15 @@ class BoundedProtocol(HttpToolsProtocol):
         """Make the protocol of one connection, as uvicorn does."""
         super().__init__(*args, **kwargs)
         self._unread = 0
+        self._refused = False
 
     def data_received(self, data: bytes) -> None:
         """Take bytes from the connection."""
+        if self._refused:
+            return
         self._unread += len(data)
         super().data_received(data)
-        if self._unread > MAX_HEAD_BYTES and not self.transport.is_closing():
+        if self._unread > MAX_HEAD_BYTES and not self._refused:
             self.send_400_response(
                 f"The request's head is longer than {MAX_HEAD_BYTES} bytes, or malformed."
             )
@@ -48,20 +54,31 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no HTTP request, in the envelope, and close."""
+        self._refused = True
         # There is no cycle before the first request, whatever uvicorn's annotation says.
         cycle: Any = self.cycle
-        if cycle is not None and cycle.response_started and not cycle.response_complete:
-            # An answer is on its way; a second status line inside it would only confuse.
-            self.transport.close()
-            return
-        body = orjson.dumps(error_object(InvalidRequestError(msg)))
-        head = (
-            b"HTTP/1.1 400 Bad Request\r\n"
-            b"content-type: application/json\r\n"
-            b"content-length: %d\r\n"
-            b"x-request-id: req_%s\r\n"
-            b"openai-version: %s\r\n"
-            b"connection: close\r\n\r\n"
-        ) % (len(body), uuid7_hex().encode(), API_VERSION)
-        self.transport.write(head + body)
-        self.transport.close()
+        if cycle is not None and not cycle.response_complete:
+            started = cycle.response_started
+            cycle.disconnected = True
+            cycle.message_event.set()
+            if started:
+                # A second status line inside the answer on its way would only confuse.
+                self.transport.close()
+                return
+        self.transport.write(_refusal(msg))
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.loop.call_later(LINGER_SECONDS, self.transport.close)
+
+
+def _refusal(message: str) -> bytes:
+    body = orjson.dumps(error_object(InvalidRequestError(message)))
+    head = (
+        b"HTTP/1.1 400 Bad Request\r\n"
+        b"content-type: application/json\r\n"
+        b"content-length: %d\r\n"
+        b"x-request-id: req_%s\r\n"
+        b"openai-version: %s\r\n"
+        b"connection: close\r\n\r\n"
+    )
+    return head % (len(body), uuid7_hex().encode(), API_VERSION) + body

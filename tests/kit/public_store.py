@@ -51,6 +51,17 @@ class LoggedUpload:
 
 
 @dataclass
+class LoggedRead:
+    """One download, open until its call ends in whatever way."""
+
+    open: bool = True
+
+    def end(self) -> None:
+        """Note its end."""
+        self.open = False
+
+
+@dataclass
 class ScriptedStore:
     """What the store is to answer, and what it was asked."""
 
@@ -58,12 +69,13 @@ class ScriptedStore:
     calls: list[LoggedCall] = field(default_factory=list)
     uploads: list[LoggedUpload] = field(default_factory=list)
     files: dict[str, tuple[files_pb2.File, bytes]] = field(default_factory=dict)
-    reads_cancelled: int = 0
+    reads: list[LoggedRead] = field(default_factory=list)
     frame_bytes: int = 64 * 1024
     keep_content: bool = True
     refuse_upload_after: tuple[int, NightshiftError] | None = None
     break_read_after: int | None = None
     read_gate: asyncio.Event | None = None
+    on_frame: Callable[[int], None] | None = None
     running: rpc.RunningServer | None = None
     _script: dict[str, deque[Answer]] = field(default_factory=lambda: defaultdict(deque))
 
@@ -81,6 +93,10 @@ class ScriptedStore:
         file = make_file(bytes=len(content), **fields)
         self.files[file.id] = (file, content)
         return file
+
+    def reads_open(self) -> int:
+        """Return how many downloads are in progress."""
+        return sum(read.open for read in self.reads)
 
     def left(self) -> dict[str, int]:
         """Return how many scripted answers nobody asked for."""
@@ -185,20 +201,21 @@ class _Servicer(
         store.calls.append(LoggedCall("ReadFile", request, dict(context.invocation_metadata())))
         if request.file_id not in store.files:
             raise NotFoundError(f"No such File object: {request.file_id}", param="id")
+        read = LoggedRead()
+        store.reads.append(read)
+        context.add_done_callback(lambda _: read.end())
         file, content = store.files[request.file_id]
         end = request.offset + request.length if request.HasField("length") else len(content)
         wanted = content[request.offset : end]
         yield files_pb2.ReadFileResponse(file=file)
-        try:
-            for start in range(0, len(wanted), store.frame_bytes):
-                if store.break_read_after is not None and start >= store.break_read_after:
-                    await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
-                if store.read_gate is not None and start:
-                    await store.read_gate.wait()
-                yield files_pb2.ReadFileResponse(data=wanted[start : start + store.frame_bytes])
-        except asyncio.CancelledError:
-            store.reads_cancelled += 1
-            raise
+        for start in range(0, len(wanted), store.frame_bytes):
+            if store.break_read_after is not None and start >= store.break_read_after:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+            if store.read_gate is not None and start:
+                await store.read_gate.wait()
+            if store.on_frame is not None:
+                store.on_frame(store.frame_bytes)
+            yield files_pb2.ReadFileResponse(data=wanted[start : start + store.frame_bytes])
 
 
 def _scripted(method: str) -> Callable[..., Any]:

@@ -46,8 +46,8 @@ async def store(one_store: ScriptedStore) -> AsyncIterator[ScriptedStore]:
     assert one_store.left() == {}
 
 
-@pytest_asyncio.fixture(loop_scope="session")
-async def http(gateway: Listening, store: ScriptedStore) -> AsyncIterator[httpx2.AsyncClient]:
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def one_http(gateway: Listening) -> AsyncIterator[httpx2.AsyncClient]:
     """A plain HTTP client that follows nothing."""
     base = f"http://127.0.0.1:{gateway.http_port}"
     async with httpx2.AsyncClient(base_url=base, timeout=20) as client:
@@ -55,11 +55,23 @@ async def http(gateway: Listening, store: ScriptedStore) -> AsyncIterator[httpx2
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def client(gateway: Listening, store: ScriptedStore) -> AsyncIterator[AsyncOpenAI]:
+async def http(one_http: httpx2.AsyncClient, store: ScriptedStore) -> httpx2.AsyncClient:
+    """That client, before a store with nothing scripted."""
+    return one_http
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def one_client(gateway: Listening) -> AsyncIterator[AsyncOpenAI]:
     """The official client, as a user makes it."""
     base = f"http://127.0.0.1:{gateway.http_port}/v1"
     async with openai.AsyncOpenAI(base_url=base, api_key="anything") as official:
         yield official
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def client(one_client: AsyncOpenAI, store: ScriptedStore) -> AsyncOpenAI:
+    """That client, before a store with nothing scripted."""
+    return one_client
 
 
 @pytest_asyncio.fixture(loop_scope="session")
