@@ -104,9 +104,16 @@ class Endings:
         if dropped:
             self._tasks.spawn(self._drop(dropped, reason))
 
-    async def bury(self, reason: str, casualties: Casualties) -> None:
+    def let_go(self, attempt: Attempt) -> None:
+        """Hold a delivery no longer that the broker is about to give to somebody else."""
+        attempt.closed = True
+        self._leave([attempt])
+
+    def bury(self, reason: str, casualties: Casualties) -> None:
         """Give all attempts up after the engine's death, and name the lines that were in it."""
-        attempts = self._close(self._attempts)
+        self._tasks.spawn(self._bury(self._close(self._attempts), reason, casualties))
+
+    async def _bury(self, attempts: list[Attempt], reason: str, casualties: Casualties) -> None:
         await self._abort_and_flush(attempts, LAST_FLUSH_SECONDS)
         suspects: Marks = [
             (attempt.token, ranges_of(sorted(lines)))

@@ -14,6 +14,7 @@ from services.executor.retry import Backoff
 from services.executor.runner import Runner
 from services.executor.store_client import Range, StoreClient, without_first
 from services.kit import telemetry
+from services.kit.bus import ACK_WAIT_SECONDS
 from services.kit.clock import Clock
 from services.kit.errors import UnavailableError, from_rpc_error
 from services.kit.log import get_logger
@@ -26,6 +27,8 @@ OPEN_AT_ONCE: Final = 32
 FRAME_WAIT_SECONDS: Final = 60.0
 """A stream of lines that says nothing for this long is read anew."""
 READ_TRIES: Final = 5
+STALE_SECONDS: Final = ACK_WAIT_SECONDS - 1
+"""A delivery that waited this long to be opened is the broker's again."""
 
 
 class Opener:
@@ -76,6 +79,9 @@ class Opener:
             },
         )
         async with self._opening:
+            if self._clock.monotonic() - attempt.kept_at > STALE_SECONDS:
+                self._endings.let_go(attempt)
+                return
             with trace.use_span(attempt.span):
                 # The store counts the lease from some moment after this one.
                 attempt.answered_at = self._clock.monotonic()

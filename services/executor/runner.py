@@ -12,6 +12,7 @@ from typing import Final
 
 import prometheus_client
 
+from services.executor.answers import UNREADABLE, failure, has_result, submitted
 from services.executor.attempts import Attempt, Attempts, Running
 from services.executor.engines.base import (
     NO_USAGE,
@@ -19,10 +20,7 @@ from services.executor.engines.base import (
     EngineDead,
     EngineRequest,
     EngineResponse,
-    RequestAborted,
     Usage,
-    error_body,
-    refusal,
 )
 from services.executor.envelope import Line
 from services.executor.lineup import Lineup
@@ -55,8 +53,6 @@ _IN_FLIGHT = prometheus_client.Gauge(
 
 Casualties = dict[Attempt, list[int]]
 """The lines that were in the engine when it died, by attempt."""
-
-_UNREADABLE: Final = refusal("The line is not a request: it has no custom_id or no body.")
 
 
 class Runner:
@@ -176,7 +172,7 @@ class Runner:
             attempt.running.pop(running.request_id, None)
             if running.discard or attempt.closed:
                 continue
-            if _has_result(running.future):
+            if has_result(running.future):
                 # It answered before it died; only our turn to hear it had not come.
                 self._judge(attempt, running.line, running.request_id, running.future.result())
             else:
@@ -256,10 +252,10 @@ class Runner:
             for line in lines
             if line.body
         ]
-        answers = iter(zip(requests, engine.submit_many(requests), strict=True))
+        answers = iter(zip(requests, submitted(engine, requests), strict=True))
         for line in lines:
             if not line.body:
-                self._judge(attempt, line, f"{prefix}{line.number:08x}0000", _UNREADABLE)
+                self._judge(attempt, line, f"{prefix}{line.number:08x}0000", UNREADABLE)
                 continue
             request, answer = next(answers)
             if isinstance(answer, EngineResponse):
@@ -299,7 +295,7 @@ class Runner:
             if error is None and not future.cancelled():
                 response = future.result()
             else:
-                response = _failure(error)
+                response = failure(error)
             self._judge(attempt, line, running.request_id, response)
             self._attempts.changed()
         self._wake.set()
@@ -378,15 +374,3 @@ class Runner:
             _log.error("engine_does_not_abort", lines=len(request_ids))
         except EngineDead as error:
             self.die(str(error) or "the engine died")
-
-
-def _has_result(future: asyncio.Future[EngineResponse]) -> bool:
-    return future.done() and not future.cancelled() and future.exception() is None
-
-
-def _failure(error: BaseException | None) -> EngineResponse:
-    """Return the answer that stands for a call that ended without one."""
-    if error is not None and not isinstance(error, RequestAborted):
-        _log.error("engine_call_failed", exc_info=error)
-    message = "The engine gave no answer to this request."
-    return EngineResponse(500, error_body(message, type_="server_error"))

@@ -90,7 +90,8 @@ class Supervisor:
                 "engine_died", reason=reason, lines=sum(len(one) for one in casualties.values())
             )
             self._presence.set_state(State.ENGINE_STATE_DEAD, reason=reason)
-            await self._endings.bury(reason, casualties)
+            # In the background: a new engine need not wait for the store.
+            self._endings.bury(reason, casualties)
             if self._runner.answered > answered_before:
                 self._death_backoff.reset()
             await asyncio.sleep(self._death_backoff.next_seconds())

@@ -2,17 +2,21 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from protos.nightshift.v1 import dispatch_pb2, work_pb2
+from services.executor.engines.base import Answer, EngineRequest
 from services.executor.engines.simulated import SimulatedEngine
 from services.executor.executor import Executor, Identity
 from services.executor.store_client import StoreClient
 from services.kit import bus as buses
-from services.kit import rpc
+from services.kit import rpc, telemetry
 from services.kit.clock import SystemClock
 from services.kit.frames import FAILED_FLAG, FRAME_BYTES
 from services.kit.ids import pool_id_of
@@ -522,3 +526,50 @@ async def test_time_in_the_engines_own_queue_is_not_engine_time(fleet: Fleet) ->
     answers = chunk.answers()
     assert answers["stuck"]["error"]["code"] == "request_timeout"
     assert answers["behind"]["response"]["status_code"] == 200
+
+
+class ChokingEngine(SimulatedEngine):
+    """A simulated engine whose adapter fails on one of its lines."""
+
+    def submit_many(self, requests: Sequence[EngineRequest]) -> list[Answer]:
+        if any(b"choke" in request.body for request in requests):
+            raise RuntimeError("unforeseen")
+        return super().submit_many(requests)
+
+
+async def test_a_line_that_an_adapter_chokes_on_fails_alone(fleet: Fleet) -> None:
+    texts = [*lines(3), chat_line("bad", "choke"), chat_line("good")]
+    await fleet.publish(fleet.work.add_chunk(texts, pool_id=POOL))
+    await fleet.start(engine=ChokingEngine())
+    await fleet.settled()
+    [chunk] = fleet.work.chunks.values()
+    status = {name: one["response"]["status_code"] for name, one in chunk.answers().items()}
+    assert status == {"id-0": 200, "id-1": 200, "id-2": 200, "bad": 500, "good": 200}
+
+
+async def test_a_chunk_is_a_span_of_its_batchs_trace(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(kept))
+    monkeypatch.setattr(telemetry, "tracer", provider.get_tracer("test"))
+    dispatch = fleet.work.add_chunk(lines(2), pool_id=POOL)
+    trace_id, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    dispatch.traceparent = f"00-{trace_id}-{parent}-01"
+    await fleet.publish(dispatch)
+    await fleet.start()
+    await fleet.settled()
+    [span] = await eventually(kept.get_finished_spans)
+    assert span.name == "run chunk"
+    assert span.parent is not None
+    assert f"{span.parent.span_id:016x}" == parent
+    assert f"{span.context.trace_id:032x}" == trace_id
+    assert span.attributes is not None
+    assert span.attributes["nightshift.chunk"] == dispatch.chunk_id
+    # The store's part of it hangs below the chunk.
+    assert {name for name, seen in fleet.work.traces if trace_id in seen} >= {
+        "OpenAttempt",
+        "ReadLines",
+    }
+    provider.shutdown()

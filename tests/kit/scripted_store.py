@@ -66,6 +66,8 @@ class ScriptedWork(work_pb2_grpc.WorkServicer):
         self.chunks: dict[str, ScriptedChunk] = {}
         self.tokens: dict[str, ScriptedChunk] = {}
         self.calls: list[tuple[str, Any]] = []
+        self.traces: list[tuple[str, str]] = []
+        """The `traceparent` of each call; empty when it had none."""
         self.drops: dict[str, int] = {}
         """Reason by token, told in the answer to the next beats."""
         self.sealed: set[str] = set()
@@ -117,6 +119,7 @@ class ScriptedWork(work_pb2_grpc.WorkServicer):
         if self.away:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "away")
         self.calls.append((name, request))
+        self.traces.append((name, interceptors.metadata_value(context, "traceparent")))
 
     async def RegisterExecutor(self, request: Any, context: Any) -> Any:
         """Log it."""
