@@ -59,31 +59,10 @@ class Address:
     data: Path
 
 
-class Store(Client):
-    """A running store, and what scheduler and executors say to it."""
+class Worker(Client):
+    """What a scheduler and executors say to a store."""
 
-    def __init__(self, address: Address, context: Context, clock: ManualClock) -> None:
-        super().__init__(address)  # type: ignore[arg-type]  # the same two attributes
-        self.context = context
-        self.clock = clock
-        reader = InputReader(context.blobs)
-        self.validator = Validator(context, reader)
-        self.ender = Ender(context, reader)
-        self.finalizer = Finalizer(context, reader)
-        self.sweeper = Sweeper(context)
-        self.term = 0
-
-    # --- loops ------------------------------------------------------------------------------
-
-    async def turn(self) -> None:
-        """Let every loop take a turn, in the order in which batches move."""
-        await self.validator.run_once()
-        await self.ender.run_once()
-        await self.finalizer.run_once()
-
-    async def sql(self, query: Any) -> Sequence[Any]:
-        """Look at rows that no door shows."""
-        return await self.context.db.read(lambda connection: connection.execute(query).all())
+    term = 0
 
     # --- batches ----------------------------------------------------------------------------
 
@@ -95,8 +74,12 @@ class Store(Client):
             lines = [chat_line(f"r{number}") for number in range(lines)]
         file = await self.upload(b"".join(lines))
         batch = await self.create(file.id, window_seconds=window_seconds)
-        await self.validator.run_once()
+        await self.validated(batch.id)
         return batch.id
+
+    async def validated(self, batch_id: str) -> None:
+        """Wait until a batch runs."""
+        await self.settled(batch_id, batches_pb2.BATCH_STATUS_IN_PROGRESS)
 
     async def cancel(self, batch_id: str) -> batches_pb2.Batch:
         with our_errors():
@@ -273,6 +256,36 @@ class Store(Client):
                 work_pb2.ReportDeathRequest(executor_id=executor, attempts=beats(started)),
                 metadata=self.metadata,
             )
+
+
+class Store(Worker):
+    """A store in this process: its clock, its loops and its rows at hand."""
+
+    def __init__(self, address: Address, context: Context, clock: ManualClock) -> None:
+        super().__init__(address)  # type: ignore[arg-type]  # the same two attributes
+        self.context = context
+        self.clock = clock
+        reader = InputReader(context.blobs)
+        self.validator = Validator(context, reader)
+        self.ender = Ender(context, reader)
+        self.finalizer = Finalizer(context, reader)
+        self.sweeper = Sweeper(context)
+
+    # --- loops ------------------------------------------------------------------------------
+
+    async def turn(self) -> None:
+        """Let every loop take a turn, in the order in which batches move."""
+        await self.validator.run_once()
+        await self.ender.run_once()
+        await self.finalizer.run_once()
+
+    async def sql(self, query: Any) -> Sequence[Any]:
+        """Look at rows that no door shows."""
+        return await self.context.db.read(lambda connection: connection.execute(query).all())
+
+    async def validated(self, batch_id: str) -> None:
+        """Let the validator take a turn."""
+        await self.validator.run_once()
 
 
 def messages(ranges: Iterable[Range]) -> list[common_pb2.LineRange]:

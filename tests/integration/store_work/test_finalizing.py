@@ -72,6 +72,21 @@ async def test_shuffled_results_of_several_blocks_come_out_in_input_order(store:
     assert unanswered == {f"r{line}" for line in never}
 
 
+async def test_a_segment_across_the_border_of_two_blocks_gives_both_their_lines(
+    store: Store,
+) -> None:
+    lines = 4_100
+    batch_id = await store.batch(lines)
+    token = await open_all(store, batch_id, lines)
+    border = [4_095, 4_096]
+    others = [line for line in range(lines) if line not in border]
+    assert await store.finish(token, border, batch_id) == 2
+    assert await store.finish(token, others, batch_id) == lines - 2
+    await store.turn()
+    output, _ = await store.end_files(batch_id)
+    assert [line["custom_id"] for line in output] == [f"r{line}" for line in range(lines)]
+
+
 async def test_memory_does_not_grow_with_the_results(store: Store) -> None:
     lines = 2_000
     batch_id = await store.batch(lines)
