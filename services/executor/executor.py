@@ -13,18 +13,16 @@ from services.executor.keeper import BEAT_SECONDS, Keeper
 from services.executor.opener import Opener
 from services.executor.presence import Presence
 from services.executor.puller import ChunkPuller
+from services.executor.registration import Registration
 from services.executor.reporter import FLUSH_TICK_SECONDS, Reporter
-from services.executor.retry import Backoff
 from services.executor.runner import Runner
 from services.executor.store_client import StoreClient
 from services.executor.supervisor import Supervisor
 from services.kit.bus import Bus
 from services.kit.clock import Clock
-from services.kit.errors import from_rpc_error
 from services.kit.ids import PoolId
 from services.kit.log import get_logger
 from services.kit.loop import Loop
-from services.kit.rpc import CallFault
 
 _log = get_logger(__name__)
 
@@ -78,11 +76,8 @@ class Executor:
         self._identity = identity
         self._engine = engine
         self._bus = bus
-        self._store = store
         self._on_ready = on_ready
-        self._chance = chance
         self._tasks = Tasks()
-        self._registered = False
         self.attempts = Attempts()
         self._endings = Endings(attempts=self.attempts, store=store, tasks=self._tasks)
         self._reporter = Reporter(
@@ -112,12 +107,19 @@ class Executor:
             clock=clock,
             on_ready=self._ready,
         )
+        self._registration = Registration(
+            store=store,
+            pool_id=identity.pool_id,
+            models=identity.models,
+            chance=chance,
+            on_refused=self._refused,
+        )
         self._supervisor = Supervisor(
             engine=engine,
             presence=self.presence,
             runner=self.runner,
             endings=self._endings,
-            on_started=self._register,
+            on_started=lambda: self._registration.present(engine),
             chance=chance,
             stall_limit_seconds=identity.stall_limit_seconds,
         )
@@ -168,6 +170,7 @@ class Executor:
             parts.append(group.create_task(self.runner.run()))
             parts.append(group.create_task(self._reporter.run()))
             parts.append(group.create_task(self._puller.run()))
+            parts.append(group.create_task(self._registration.begin()))
             engine_life = group.create_task(self._supervisor.run())
             parts.append(engine_life)
             await stopping.wait()
@@ -203,6 +206,9 @@ class Executor:
         self._puller.wake()
         self._presence_loop.wake()
 
+    def _refused(self, reason: str) -> None:
+        self.presence.set_state(dispatch_pb2.ENGINE_STATE_DEAD, reason=reason)
+
     def _died(self, reason: str, casualties: dict[Attempt, list[int]]) -> None:
         self._supervisor.died(reason, casualties)
 
@@ -213,20 +219,3 @@ class Executor:
         reason = _STOPS.get(event.kind)
         if reason is not None:
             self._drop(self.attempts.of_batch(event.batch_id), reason)
-
-    async def _register(self) -> None:
-        """Present this life of the executor to the store, once; waits for the store."""
-        backoff = Backoff(0.05, 1.0, self._chance)
-        while not self._registered:
-            try:
-                await self._store.register(
-                    pool_id=self._identity.pool_id,
-                    models=self._identity.models,
-                    endpoints=self._engine.endpoints,
-                    context_length=self._engine.context_length,
-                    engine_revision=self._engine.revision,
-                )
-                self._registered = True
-            except CallFault as fault:
-                _log.warning("not_registered", error=str(from_rpc_error(fault)))
-                await asyncio.sleep(backoff.next_seconds())
