@@ -29,6 +29,7 @@ STOP_MS: Final = 2_000
 """What executors are given to flush what is finished before a stopping batch is sealed."""
 _AT_ONCE: Final = 64
 _AHEAD_MS: Final = 1_000
+_LEAST_MS: Final = 10
 
 
 class Ender:
@@ -39,6 +40,7 @@ class Ender:
         self._context = context
         self._reader = reader
         self._appender = Appender(context)
+        self._timer: asyncio.TimerHandle | None = None
 
     async def run_once(self) -> int:
         """Stop what is late, seal what has stopped, give up poison lines; return how many."""
@@ -175,7 +177,9 @@ class Ender:
         if due_ms is None:
             return
         wait_ms = due_ms - self._context.now_ms()
+        if self._timer is not None:
+            self._timer.cancel()
         if wait_ms < _AHEAD_MS:
-            asyncio.get_running_loop().call_later(
-                max(wait_ms, 0) / 1000, self._context.wake, "ender"
+            self._timer = asyncio.get_running_loop().call_later(
+                max(wait_ms, _LEAST_MS) / 1000, self._context.wake, "ender"
             )
