@@ -99,7 +99,8 @@ def test_a_fleet_in_containers_runs_a_batch(
     client = engine()
     if isinstance(client, str):
         # No silent skip: what is said is that none answers, and that is looked at once more.
-        assert not accepts(parse_host(os.environ.get("DOCKER_HOST")))
+        address = str(parse_host(os.environ.get("DOCKER_HOST")))
+        assert not accepts(address)
         with capsys.disabled():
             print(f"\nno container engine answers here, compose.yaml is not started ({client})")
         return
