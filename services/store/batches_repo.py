@@ -17,7 +17,7 @@ from services.store import outbox
 from services.store.context import next_seq
 from services.store.domain import state
 from services.store.domain.state import BatchStatus
-from services.store.models import batches
+from services.store.models import EXPIRY_WHERE, batches
 
 Row = sa.Row[Any]
 
@@ -151,7 +151,8 @@ def to_validate(connection: sa.Connection, limit: int) -> list[Row]:
     return list(
         connection.execute(
             sa.select(batches)
-            .where(batches.c.status == BatchStatus.VALIDATING.value)
+            # Word for word the condition of an index, so that ended batches are not looked at.
+            .where(sa.text(EXPIRY_WHERE), batches.c.status == BatchStatus.VALIDATING.value)
             .order_by(batches.c.seq)
             .limit(limit)
         )
