@@ -21,7 +21,7 @@ from services.gateway import validate
 from services.gateway.auth import Caller
 from services.gateway.clients import IDLE_SECONDS
 from services.gateway.context import Context
-from services.gateway.download import refuse_download
+from services.gateway.download import SEND_SECONDS, refuse_download
 from services.kit import interceptors, rpc, telemetry
 from services.kit.errors import InternalError, InvalidRequestError
 from services.kit.frames import FRAME_BYTES
@@ -159,9 +159,10 @@ class FilesServicer(_Servicer, files_pb2_grpc.FilesServicer):
         validate.file_id_of(request.file_id)
         return await self._store.call(self._store.files.DeleteFile, request, self._caller(context))
 
-    async def ReadFile(
+    # Writes by itself rather than yielding, so that a client that takes nothing can be given up.
+    async def ReadFile(  # type: ignore[override]
         self, request: files_pb2.ReadFileRequest, context: Call
-    ) -> AsyncIterator[files_pb2.ReadFileResponse]:
+    ) -> None:
         """See files.proto."""
         validate.file_id_of(request.file_id)
         async with self._store.read(request, self._caller(context)) as stream:
@@ -170,7 +171,11 @@ class FilesServicer(_Servicer, files_pb2_grpc.FilesServicer):
                 raise InternalError("The file's content came without its description.")
             refuse_download(frame.file)
             while frame is not None:
-                yield frame
+                try:
+                    async with asyncio.timeout(SEND_SECONDS):
+                        await context.write(frame)
+                except TimeoutError:
+                    raise InternalError("The client took nothing for too long.") from None
                 frame = await stream.read()
 
 

@@ -26,7 +26,12 @@ _log = get_logger(__name__)
 READY_TICK_SECONDS: Final = 1.0
 """How often the public health service learns whether the store takes work."""
 
+KEEP_ALIVE_SECONDS: Final = 75
+"""Longer than clients keep an idle connection (httpx: 5 s), so that it is they who close it: a
+request sent into a closing connection fails."""
+
 BACKLOG: Final = 2_048
+"""Connections that may wait to be accepted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +124,7 @@ async def _http(context: Context, listener: socket.socket) -> AsyncIterator[None
         access_log=False,
         server_header=False,
         backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=int(service.DRAIN_SECONDS),
     )
     server = _Server(config)

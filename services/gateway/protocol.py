@@ -1,5 +1,6 @@
 """HTTP/1.1 as uvicorn speaks it, with a bound on heads and errors in OpenAI's envelope."""
 
+import asyncio
 from typing import Any, Final
 
 import orjson
@@ -13,6 +14,9 @@ from services.kit.ids import uuid7_hex
 MAX_HEAD_BYTES: Final = 64 * 1024
 """Request line and headers together, and anything else that is not a body."""
 
+HEAD_SECONDS: Final = 60.0
+"""A connection that has not told its request by then is closed."""
+
 LINGER_SECONDS: Final = 1.0
 """A refused client may still be sending; closing on it at once would take the answer from it."""
 
@@ -25,6 +29,26 @@ class BoundedProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._unread = 0
         self._refused = False
+        self._head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take a connection; annotated as uvicorn does."""
+        super().connection_made(transport)
+        self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget a connection."""
+        self._head_done()
+        super().connection_lost(exc)
+
+    def _expect_head(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(HEAD_SECONDS, self.transport.close)
+
+    def _head_done(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
 
     def data_received(self, data: bytes) -> None:
         """Take bytes from the connection."""
@@ -37,9 +61,15 @@ class BoundedProtocol(HttpToolsProtocol):
                 f"The request's head is longer than {MAX_HEAD_BYTES} bytes, or malformed."
             )
 
+    def on_message_begin(self) -> None:
+        """See a request's first byte, which stops the timer that uvicorn runs between requests."""
+        super().on_message_begin()
+        self._expect_head()
+
     def on_headers_complete(self) -> None:
         """Start a request."""
         self._unread = 0
+        self._head_done()
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:

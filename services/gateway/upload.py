@@ -5,18 +5,16 @@ a length, so that the purpose is judged when it arrives and the store's stream i
 does not fit. Memory is one frame and one chunk, whatever the file's size.
 """
 
-import asyncio
 import contextlib
-from collections.abc import AsyncIterator
 from typing import Final
 
 import prometheus_client
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from protos.nightshift.v1 import files_pb2
 from services.gateway import validate
 from services.gateway.auth import Caller
-from services.gateway.clients import IDLE_SECONDS, Store, UploadStream
+from services.gateway.clients import Store, UploadStream
 from services.gateway.multipart import (
     Event,
     Field,
@@ -25,7 +23,7 @@ from services.gateway.multipart import (
     MultipartReader,
     boundary_of,
 )
-from services.gateway.routes.resource import refuse_encoded
+from services.gateway.routes.resource import body_chunks, refuse_encoded
 from services.kit.errors import InvalidRequestError
 
 _BYTES = prometheus_client.Counter(
@@ -51,29 +49,11 @@ async def receive_upload(request: Request, store: Store, caller: Caller) -> file
     async with contextlib.AsyncExitStack() as stack:
         form = _Form(store, caller, stack, request.headers.get("content-length", ""))
         reader = MultipartReader(boundary)
-        async for chunk in _chunks(request):
+        async for chunk in body_chunks(request):
             for event in reader.feed(chunk):
                 await form.take(event)
         reader.close()
         return await form.finish()
-
-
-async def _chunks(request: Request) -> AsyncIterator[bytes]:
-    """Yield the body as it comes; a client that falls silent is not waited for without end."""
-    while True:
-        try:
-            async with asyncio.timeout(IDLE_SECONDS):
-                message = await request.receive()
-        except TimeoutError:
-            raise InvalidRequestError(
-                f"Nothing was received for {IDLE_SECONDS:.0f} seconds; upload the file again."
-            ) from None
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        if body := message.get("body", b""):
-            yield body
-        if not message.get("more_body", False):
-            return
 
 
 class _Form:

@@ -33,7 +33,7 @@ _BATCH_FIELDS: Final = (
     "output_expires_after",
 )
 _REQUIRED: Final = _BATCH_FIELDS[:3]
-_WHOLE_NUMBER: Final = re.compile(r"[+-]?[0-9]{1,18}")
+_WHOLE_NUMBER: Final = re.compile(r"[+-]?[0-9]{1,40}")
 
 
 def no_such_file(file_id: str) -> NotFoundError:
@@ -122,6 +122,8 @@ def form_expiry(anchor: str | None, seconds: str | None) -> files_pb2.ExpiresAft
         missing("expires_after.seconds")
     if not _WHOLE_NUMBER.fullmatch(seconds):
         wrong_type("expires_after.seconds", "an integer", "a string")
+    # Before it is put in a message, which holds 64 bits.
+    check_range("expires_after.seconds", int(seconds), MIN_EXPIRY_SECONDS, MAX_EXPIRY_SECONDS)
     expiry = files_pb2.ExpiresAfter(anchor=anchor, seconds=int(seconds))
     check_expiry("expires_after", expiry)
     return expiry

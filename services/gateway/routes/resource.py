@@ -1,16 +1,18 @@
 """How a route is written: a path, a handler for each method, and who is calling."""
 
-from collections.abc import Awaitable, Callable, Mapping
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Final
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from services.gateway.auth import Caller
+from services.gateway.clients import IDLE_SECONDS
 from services.gateway.context import Context
 from services.gateway.middleware import request_id_of
-from services.kit.errors import TooLargeError, UnsupportedMediaError
+from services.kit.errors import InvalidRequestError, TooLargeError, UnsupportedMediaError
 
 MAX_JSON_BYTES: Final = 1024 * 1024
 """Largest JSON body; a batch's own data travels as a file."""
@@ -57,6 +59,31 @@ def refuse_encoded(request: Request) -> None:
         )
 
 
+async def body_chunks(request: Request) -> AsyncIterator[bytes]:
+    """Yield the body as it comes.
+
+    Raises:
+        UnsupportedMediaError: it is compressed.
+        InvalidRequestError: nothing came for too long.
+        ClientDisconnect: the client went away.
+    """
+    refuse_encoded(request)
+    more = True
+    while more:
+        try:
+            async with asyncio.timeout(IDLE_SECONDS):
+                message = await request.receive()
+        except TimeoutError:
+            raise InvalidRequestError(
+                f"Nothing was received for {IDLE_SECONDS:.0f} seconds; send it again."
+            ) from None
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        if chunk := message.get("body", b""):
+            yield chunk
+        more = message.get("more_body", False)
+
+
 async def read_body(request: Request, *, maximum: int = MAX_JSON_BYTES) -> bytes:
     """Return the whole body.
 
@@ -64,9 +91,8 @@ async def read_body(request: Request, *, maximum: int = MAX_JSON_BYTES) -> bytes
         TooLargeError: it has more than `maximum` bytes.
         UnsupportedMediaError: it is compressed.
     """
-    refuse_encoded(request)
     body = bytearray()
-    async for chunk in request.stream():
+    async for chunk in body_chunks(request):
         body += chunk
         if len(body) > maximum:
             raise TooLargeError(f"A JSON body may have at most {maximum} bytes.")

@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-from pathlib import Path
 
 import httpx2
 import openai
@@ -150,9 +149,8 @@ async def test_each_error_of_the_table_arrives_whole(
     http: httpx2.AsyncClient, store: ScriptedStore, kind: type
 ) -> None:
     error = kind("What to change.", code="some_code", param="some_param")
-    repeated = 5 if kind is UnavailableError else 1
-    store.script("CancelBatch", *[error] * repeated)
-    answer = await http.post(f"/v1/batches/{batch_id()}/cancel")
+    store.script("DeleteFile", error)
+    answer = await http.delete(f"/v1/files/{file_id()}")
     assert answer.status_code == kind.http_status
     assert answer.json() == {
         "error": {
@@ -225,6 +223,21 @@ async def test_many_requests_on_one_connection(gateway: Listening, store: Script
     writer.transport.abort()
 
 
+async def test_request_that_is_not_told_is_not_waited_for(
+    gateway: Listening, store: ScriptedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.gateway.protocol.HEAD_SECONDS", 0.2)
+    whole = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
+    for start in (b"", b"GET /hea", whole + b"GET /hea"):
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.http_port)
+        writer.write(start)
+        try:
+            got = await asyncio.wait_for(reader.read(), 10)
+        finally:
+            writer.transport.abort()
+        assert got.count(b"200 OK") == start.count(b"\r\n\r\n")
+
+
 async def test_operators_pages(http: httpx2.AsyncClient, store: ScriptedStore) -> None:
     assert (await http.get("/healthz")).json() == {"status": "ok"}
     assert (await http.get("/readyz")).json() == {"status": "ready"}
@@ -247,15 +260,7 @@ async def test_metrics_have_bounded_labels(http: httpx2.AsyncClient) -> None:
     assert "PROPFIND" not in metrics
 
 
-@pytest.fixture
-def socket_settings(store: ScriptedStore) -> GatewaySettings:
-    """Settings of a second gateway before the same store."""
-    return GatewaySettings(
-        listen="127.0.0.1:0", grpc_listen="127.0.0.1:0", store=f"127.0.0.1:{store.port}"
-    )
-
-
-async def test_store_that_is_away(tmp_path: Path) -> None:
+async def test_store_that_is_away() -> None:
     """Not ready and 503 at once for uploads; all is well again when the store is back."""
     store = ScriptedStore()
     await store.start()
