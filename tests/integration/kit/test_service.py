@@ -63,7 +63,7 @@ def test_it_ends_with_its_parent_where_it_is_asked_to() -> None:
     code = f"""
 import os, signal, subprocess, sys
 subprocess.Popen([sys.executable, "-c", {PLANT!r}], stdout={writing})
-os.read({reading}, len("runs\\n"))
+open({reading}, "rb", buffering=0, closefd=False).readline()
 os.kill(os.getpid(), signal.SIGKILL)
 """
     done = subprocess.run(
