@@ -5,7 +5,6 @@ import fcntl
 import json
 import os
 import secrets
-import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +12,6 @@ from typing import Final
 
 OWNER_VARIABLE: Final = "NIGHTSHIFT_UP_DATA"
 """Set for every child to its data directory, so that a pid read from a file is known as ours."""
-
-LEFTOVER_SECONDS: Final = 3.0
-"""What the children of a killed `up` get to end by themselves."""
 
 _LOCK_WAIT_SECONDS: Final = 10.0
 
@@ -116,6 +112,15 @@ class DataDir:
                 "`nightshift up` uses with --data"
             ) from error
 
+    def pids(self) -> dict[int, str]:
+        """Return what the pid files say: process id → name of the child."""
+        found = {}
+        for file in self.run.glob("*.pid"):
+            text = file.read_text().strip()
+            if text.isdigit():
+                found[int(text)] = file.stem
+        return found
+
     def write_pid(self, name: str, pid: int) -> None:
         """Record a running child; readers see the whole file or none."""
         # The half-written file stays outside run/, which holds pid files and nothing else.
@@ -142,46 +147,3 @@ def _is_running(pid: str) -> bool:
     except PermissionError:
         return True
     return True
-
-
-def end_leftovers(data: DataDir, seconds: float = LEFTOVER_SECONDS) -> list[str]:
-    """End what an `up` that is gone left running, with all that its children started.
-
-    Call it only while no `up` works in the directory. Returns the names of what ran.
-    """
-    # Late, because an `up` that ended cleanly leaves nothing and needs none of it.
-    import psutil
-
-    groups: dict[int, str] = {}
-    for file in data.run.glob("*.pid"):
-        text = file.read_text().strip()
-        if text.isdigit():
-            groups[int(text)] = file.stem
-
-    def members() -> list[psutil.Process]:
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error, OSError):
-                # The group alone could be a stranger's: numbers start anew with the machine.
-                if (
-                    os.getpgid(process.pid) in groups
-                    and process.environ().get(OWNER_VARIABLE) == str(data.root)
-                    and process.status() != psutil.STATUS_ZOMBIE
-                ):
-                    found.append(process)
-        return found
-
-    running = members() if groups else []
-    names = sorted({groups[os.getpgid(process.pid)] for process in running if process.is_running()})
-    for process in running:
-        with contextlib.suppress(psutil.Error):
-            # Only leaders: an engine that hears it too would end under its executor's hands.
-            if process.pid in groups:
-                process.send_signal(signal.SIGTERM)
-    psutil.wait_procs(running, timeout=seconds)
-    for process in members() if groups else []:
-        with contextlib.suppress(psutil.Error):
-            process.kill()
-    for name in groups.values():
-        data.remove_pid(name)
-    return names

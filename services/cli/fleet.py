@@ -12,23 +12,22 @@ from pathlib import Path
 from typing import Final
 
 import services
-from services.cli.admin import put_models
 from services.cli.datadir import OWNER_VARIABLE, DataDir
 from services.cli.plan import Address, ExecutorPlan, Plan
 from services.cli.ports import is_open
 from services.cli.supervisor import Child, ChildSpec
-from services.kit.errors import UnavailableError
 from services.kit.log import get_logger
-from services.kit.service import read_secret
 
 _log = get_logger(__name__)
 
 READY_SECONDS: Final = 120.0
 """Bound on the start: a large database may have to be migrated first."""
 
-# An executor finishes what runs, up to its own NIGHTSHIFT_EXECUTOR_DRAIN_SECONDS (25), and vLLM
-# takes about 5 s to end.
-_EXECUTOR_STOP_SECONDS: Final = 35.0
+_DRAIN_VARIABLE: Final = "NIGHTSHIFT_EXECUTOR_DRAIN_SECONDS"
+_EXECUTOR_DRAIN_SECONDS: Final = 25.0
+"""What an executor gives the lines that run, unless `_DRAIN_VARIABLE` says otherwise."""
+_ENGINE_END_SECONDS: Final = 10.0
+"""What it needs on top: vLLM takes about 5 s to end."""
 
 _SETTINGS_FAULT: Final = 2
 """Exit status of a service whose settings do not fit; starting it again cannot help."""
@@ -139,18 +138,27 @@ class Fleet:
             await asyncio.gather(*(child.stop(hurry) for child in group))
 
     async def _put_models(self) -> None:
-        secret = read_secret(self._secret_file)
-        names = [model.name for model in self._plan.models]
+        # Late: these take a while to import, in which the children start.
+        from services.cli.admin import put_models
+        from services.kit.errors import NightshiftError, UnavailableError
+        from services.kit.service import read_secret
+        from services.kit.settings import SettingsError
+
         # A channel that finds nobody tries again ever more slowly; this is at hand at once.
         while not is_open(self._addresses.store):
             self._check_settings()
             await asyncio.sleep(0.02)
+        names = [model.name for model in self._plan.models]
         while True:
-            with contextlib.suppress(UnavailableError):
+            try:
+                secret = read_secret(self._secret_file)
                 await put_models(str(self._addresses.store), secret, names)
                 return
-            self._check_settings()
-            await asyncio.sleep(0.05)
+            except UnavailableError:
+                self._check_settings()
+                await asyncio.sleep(0.05)
+            except (NightshiftError, SettingsError) as error:
+                raise StartError(str(error)) from error
 
     def _check_settings(self) -> None:
         for child in (self._store, self._gateway, self._scheduler):
@@ -165,7 +173,7 @@ class Fleet:
         return self._service(
             "executor",
             name=plan.name,
-            stop_seconds=_EXECUTOR_STOP_SECONDS,
+            stop_seconds=_executor_stop_seconds(self._environment),
             **({} if plan.gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(plan.gpus)}),
             NIGHTSHIFT_EXECUTOR_NAME=plan.name,
             NIGHTSHIFT_EXECUTOR_LISTEN=str(address),
@@ -257,6 +265,14 @@ def _import_path(environment: Mapping[str, str]) -> str:
     root = str(Path(services.__path__[0]).parent)
     rest = environment.get("PYTHONPATH")
     return f"{root}{os.pathsep}{rest}" if rest else root
+
+
+def _executor_stop_seconds(environment: Mapping[str, str]) -> float:
+    drain = _EXECUTOR_DRAIN_SECONDS
+    # What is no number is the executor's to refuse.
+    with contextlib.suppress(ValueError):
+        drain = float(environment.get(_DRAIN_VARIABLE, drain))
+    return drain + _ENGINE_END_SECONDS
 
 
 def _nats_server() -> Path:

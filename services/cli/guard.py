@@ -9,7 +9,7 @@ import signal
 import sys
 from pathlib import Path
 
-from services.cli.datadir import DataDir, end_leftovers
+from services.cli.datadir import DataDir
 
 
 def main() -> None:
@@ -19,6 +19,9 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     while os.read(0, 64):
         pass
+    # Late, so that a guard that waits holds as little as can be.
+    from services.cli.leftovers import end_leftovers
+
     end_leftovers(DataDir(Path(sys.argv[1])))
 
 

@@ -16,13 +16,11 @@ from typing import Final
 import click
 
 from services.cli import plan as plans
-from services.cli.datadir import DataDir, DataDirError, end_leftovers
+from services.cli.datadir import DataDir, DataDirError
 from services.cli.fleet import Addresses, Fleet, Guard, StartError
 from services.cli.plan import Address, Plan, PlanError
 from services.cli.ports import FreePorts, is_free
 from services.kit import log
-from services.kit.errors import NightshiftError
-from services.kit.settings import SettingsError
 
 DEFAULT_LISTEN: Final = "127.0.0.1:8000"
 DEFAULT_GRPC_PORT: Final = 8001
@@ -103,7 +101,7 @@ def up(
     try:
         with directory.locked() as lock:
             asyncio.run(_run(plan, directory, lock))
-    except (DataDirError, NightshiftError, SettingsError, StartError) as error:
+    except (DataDirError, StartError) as error:
         print(f"nightshift up: {error}", file=sys.stderr)
         sys.exit(1)
 
@@ -185,8 +183,12 @@ async def _run(plan: Plan, data: DataDir, lock: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, on_signal)
     watcher = asyncio.create_task(_stop_with_parent(stopping))
-    for name in end_leftovers(data):
-        _log.warning("leftover_ended", child=name)
+    if data.pids():
+        # Late, because an `up` that ended cleanly left nothing.
+        from services.cli.leftovers import end_leftovers
+
+        for name in end_leftovers(data):
+            _log.warning("leftover_ended", child=name)
     addresses = _choose_addresses(plan)
     data.ensure_secret()
     data.write_nats_config(addresses.nats.port)

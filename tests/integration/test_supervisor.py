@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.datadir import OWNER_VARIABLE, DataDir, DataDirError, end_leftovers
+from services.cli.datadir import OWNER_VARIABLE, DataDir, DataDirError
+from services.cli.leftovers import end_leftovers
 from services.cli.supervisor import Child, ChildSpec
 from tests.kit.eventually import eventually
 from tests.kit.up import is_running

@@ -1,0 +1,51 @@
+"""Ends what a `nightshift up` that is gone left running."""
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import psutil
+
+from services.cli.datadir import OWNER_VARIABLE, DataDir
+
+LEFTOVER_SECONDS: Final = 3.0
+"""What the children of a killed `up` get to end by themselves."""
+
+
+def end_leftovers(data: DataDir, seconds: float = LEFTOVER_SECONDS) -> list[str]:
+    """End all children that the pid files name, with all that they started themselves.
+
+    Call it only while no `up` works in the directory. Returns the names of what ran.
+    """
+    groups = data.pids()
+    running = list(_members(data, groups))
+    for process, _ in running:
+        with contextlib.suppress(psutil.Error):
+            # Only leaders: an engine that hears it too would end under its executor's hands.
+            if process.pid in groups:
+                process.send_signal(signal.SIGTERM)
+    psutil.wait_procs([process for process, _ in running], timeout=seconds)
+    killed = list(_members(data, groups))
+    for process, _ in killed:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    psutil.wait_procs([process for process, _ in killed], timeout=seconds)
+    for name in groups.values():
+        data.remove_pid(name)
+    return sorted({name for _, name in running})
+
+
+def _members(data: DataDir, groups: Mapping[int, str]) -> Iterator[tuple[psutil.Process, str]]:
+    """Yield the live processes of these groups, each with its child's name."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            name = groups.get(os.getpgid(process.pid))
+            # The group alone could be a stranger's: numbers start anew with the machine.
+            if (
+                name is not None
+                and process.environ().get(OWNER_VARIABLE) == str(data.root)
+                and process.status() != psutil.STATUS_ZOMBIE
+            ):
+                yield process, name
