@@ -1,8 +1,11 @@
 """How progress is counted and said."""
 
-from openai.types import Batch
+import io
 
-from services.cli.progress import Json, Lines, Rate, spoken_seconds
+from openai.types import Batch
+from rich.console import Console
+
+from services.cli.progress import Bar, Json, Lines, Rate, spoken_seconds
 from services.cli.supervisor import LONGEST_RESTART_SECONDS, RESTART_SECONDS, next_delay
 
 
@@ -81,6 +84,20 @@ def test_plain_lines_come_with_news_only(capsys) -> None:
         "batch_1 in_progress: 1/4 lines, 0 failed",
         "batch_1 completed: 4/4 lines, 1 failed",
     ]
+
+
+def test_the_bar_ends_on_the_last_counts() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    with Bar(console) as bar:
+        bar.show(batch("validating", 0, 0, 0))
+        bar.show(batch("in_progress", 1, 1, 1_000))
+        bar.show(batch("completed", 990, 10, 1_000))
+    written = console.file
+    assert isinstance(written, io.StringIO)
+    last = written.getvalue().split("\r")[-1]
+    assert "completed" in last
+    assert "1,000/1,000 lines" in last
+    assert "10 failed" in last
 
 
 def test_json_lines_come_with_every_change(capsys) -> None:
