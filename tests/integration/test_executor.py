@@ -284,7 +284,7 @@ async def test_gone_is_dropped_and_busy_comes_back_later(fleet: Fleet) -> None:
     assert sorted(opened) == sorted([gone.chunk_id, busy.chunk_id, busy.chunk_id])
 
 
-@pytest.mark.parametrize("how", ["event", "beat"])
+@pytest.mark.parametrize("how", ["BATCH_CANCELLING", "BATCH_EXPIRING", "beat"])
 async def test_a_cancelled_batch_leaves_the_engine_and_keeps_what_is_finished(
     fleet: Fleet, how: str
 ) -> None:
@@ -298,17 +298,16 @@ async def test_a_cancelled_batch_leaves_the_engine_and_keeps_what_is_finished(
     await eventually(lambda: executor.runner.in_flight == 2)
     [token] = [token for token in fleet.work.tokens if not token.startswith(other.chunk_id)]
     started = time.monotonic()
-    if how == "event":
-        event = dispatch_pb2.Event(
-            kind=dispatch_pb2.EVENT_KIND_BATCH_CANCELLING, batch_id="batch_a", pool_id=POOL
-        )
+    if how != "beat":
+        kind = dispatch_pb2.EventKind.Value(f"EVENT_KIND_{how}")
+        event = dispatch_pb2.Event(kind=kind, batch_id="batch_a", pool_id=POOL)
         await fleet.bus.publish_event(
             buses.event_subject(event), event.SerializeToString(), "outbox-1"
         )
     else:
         fleet.work.drops[token] = work_pb2.DROP_REASON_CANCELLED
     await eventually(lambda: executor.runner.in_flight == 1)
-    assert time.monotonic() - started < (0.5 if how == "event" else 1.6)
+    assert time.monotonic() - started < (1.6 if how == "beat" else 0.5)
     await eventually(lambda: fleet.work.named("HandBack"))
     assert list(fleet.work.named("HandBack")[0].tokens) == [token]
     await fleet.settled()
@@ -576,3 +575,14 @@ async def test_a_chunk_is_a_span_of_its_batchs_trace(
         "ReadLines",
     }
     provider.shutdown()
+
+
+async def test_a_consumer_that_is_made_anew_is_found_again(fleet: Fleet) -> None:
+    await fleet.start()
+    await fleet.publish(fleet.work.add_chunk(lines(1), pool_id=POOL))
+    await fleet.settled()
+    await fleet.bus._jetstream.delete_consumer("WORK", buses.durable_of(POOL))
+    again = fleet.work.add_chunk(lines(1), pool_id=POOL, first=1)
+    await fleet.publish(again)
+    await fleet.bus.ensure_consumer(POOL)
+    await eventually(lambda: fleet.work.chunks[again.chunk_id].done, within_seconds=5)
