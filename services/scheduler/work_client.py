@@ -15,8 +15,6 @@ from services.scheduler.domain.chunker import Cut
 from services.scheduler.domain.window import BATCHES_PER_POOL, Window, WindowBatch
 
 if TYPE_CHECKING:
-    import grpc.aio
-
     from protos.nightshift.v1.work_pb2_grpc import WorkAsyncStub
 
 
@@ -49,7 +47,7 @@ class WindowAnswer:
 class WorkClient:
     """Calls `Work` as the scheduler. Every method may raise a `NightshiftError`."""
 
-    def __init__(self, channel: "grpc.aio.Channel", secret: str) -> None:
+    def __init__(self, channel: rpc.Channel, secret: str) -> None:
         """Call over `channel`, which the caller closes."""
         self._stub: WorkAsyncStub = WorkStub(channel)
         self._metadata = rpc.metadata(secret)
