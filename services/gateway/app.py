@@ -28,7 +28,7 @@ def middleware(context: Context) -> list[Middleware]:
     """Return what every request passes through."""
     return [
         *_tracing(),
-        Middleware(RequestMiddleware, new_id=context.new_id),
+        Middleware(RequestMiddleware, new_request_id=context.new_request_id),
         Middleware(ErrorMiddleware),
     ]
 

@@ -52,10 +52,10 @@ def request_id_of(scope: Scope) -> str:
 class RequestMiddleware:
     """Gives each request its id and its headers, counts it, and logs one line when it ends."""
 
-    def __init__(self, app: ASGIApp, *, new_id: IdGenerator) -> None:
-        """Wrap `app`; request ids come from `new_id`."""
+    def __init__(self, app: ASGIApp, *, new_request_id: IdGenerator) -> None:
+        """Wrap `app`; request ids come from `new_request_id`."""
         self._app = app
-        self._new_id = new_id
+        self._new_request_id = new_request_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -63,7 +63,7 @@ class RequestMiddleware:
             await self._app(scope, receive, send)
             return
         started = time.perf_counter()
-        request_id = scope[_REQUEST_ID] = f"req_{self._new_id()}"
+        request_id = scope[_REQUEST_ID] = self._new_request_id()
         status = 0
 
         async def send_with_headers(message: Message) -> None:

@@ -23,7 +23,7 @@ from services.gateway.multipart import (
     MultipartReader,
     boundary_of,
 )
-from services.gateway.routes.resource import body_chunks, refuse_encoded
+from services.gateway.routes.resource import body_chunks
 from services.kit.errors import InvalidRequestError
 
 _BYTES = prometheus_client.Counter(
@@ -44,7 +44,6 @@ async def receive_upload(request: Request, store: Store, caller: Caller) -> file
         NightshiftError: the store has refused the file.
         ClientDisconnect: the client went away; nothing stays behind.
     """
-    refuse_encoded(request)
     boundary = boundary_of(request.headers.get("content-type", ""))
     async with contextlib.AsyncExitStack() as stack:
         form = _Form(store, caller, stack, request.headers.get("content-length", ""))

@@ -6,7 +6,7 @@ from typing import Any, Final, NoReturn
 
 import orjson
 
-from protos.nightshift.v1 import batches_pb2, common_pb2, files_pb2
+from protos.nightshift.v1 import batches_pb2, files_pb2
 from services.kit.errors import InvalidRequestError, NotFoundError
 from services.kit.ids import is_public_id
 
@@ -357,8 +357,3 @@ def check_text(name: str, value: str, maximum: int) -> None:
             code="invalid_value",
             param=name,
         )
-
-
-def page_request(query: Mapping[str, str], *, limit: int) -> common_pb2.PageRequest:
-    """Return the page that a list's query asks for."""
-    return common_pb2.PageRequest(after=query.get("after", ""), limit=limit)

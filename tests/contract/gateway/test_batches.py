@@ -1,4 +1,4 @@
-"""Batches and models, as the official client and raw HTTP see them."""
+"""Batches, as the official client and raw HTTP see them."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-from protos.nightshift.v1 import batches_pb2, common_pb2, files_pb2, models_pb2
+from protos.nightshift.v1 import batches_pb2, common_pb2, files_pb2
 from services.kit.errors import ConflictError, NotFoundError
 from tests.kit.public_store import (
     CREATED_AT,
@@ -368,74 +368,3 @@ async def test_unknown_batch(http: httpx2.AsyncClient, store: ScriptedStore, wro
         error = answer.json()["error"]
         assert error["message"].startswith("No batch found with id '")
         assert (error["code"], error["param"]) == (None, None)
-
-
-async def test_list_pages_itself(client: AsyncOpenAI, store: ScriptedStore) -> None:
-    store.script(
-        "ListBatches",
-        batches_pb2.ListBatchesResponse(batches=[make_batch(5), make_batch(4)], has_more=True),
-        batches_pb2.ListBatchesResponse(batches=[make_batch(3), make_batch(2)], has_more=True),
-        batches_pb2.ListBatchesResponse(batches=[make_batch(1)]),
-    )
-    seen = [batch.id async for batch in client.batches.list(limit=2)]
-    assert seen == [batch_id(number) for number in (5, 4, 3, 2, 1)]
-    after = [request.page.after for request in store.requests("ListBatches")]
-    assert after == ["", batch_id(4), batch_id(2)]
-
-
-async def test_long_list_is_gathered(http: httpx2.AsyncClient, store: ScriptedStore) -> None:
-    numbers = list(range(100, 0, -1))
-    store.script(
-        "ListBatches",
-        *(
-            batches_pb2.ListBatchesResponse(
-                batches=[make_batch(number) for number in numbers[start : start + 25]],
-                has_more=True,
-            )
-            for start in range(0, 100, 25)
-        ),
-    )
-    listed = (await http.get("/v1/batches?limit=100")).json()
-    assert [batch["id"] for batch in listed["data"]] == [batch_id(number) for number in numbers]
-    assert listed["has_more"] is True
-    assert (listed["first_id"], listed["last_id"]) == (batch_id(100), batch_id(1))
-
-
-@pytest.mark.parametrize(
-    ("limit", "code"),
-    [("0", "integer_below_min_value"), ("101", "integer_above_max_value"), ("x", "invalid_type")],
-)
-async def test_bad_limit(http: httpx2.AsyncClient, limit: str, code: str) -> None:
-    answer = await http.get(f"/v1/batches?limit={limit}")
-    assert answer.status_code == 400
-    assert answer.json()["error"]["code"] == code
-    if limit == "101":
-        assert answer.json()["error"]["message"] == (
-            "Invalid 'limit': integer above maximum value. Expected a value <= 100, but got 101 "
-            "instead."
-        )
-
-
-async def test_models(client: AsyncOpenAI, store: ScriptedStore) -> None:
-    names = ["meta/llama-3", "simulated"]
-    models = [models_pb2.Model(id=name, created_at=CREATED_AT) for name in names]
-    store.script("ListModels", models_pb2.ListModelsResponse(models=models))
-    store.script("GetModel", models_pb2.GetModelResponse(model=models[0]))
-    assert [model.id async for model in client.models.list()] == names
-    one = await client.models.retrieve("meta/llama-3")
-    assert one.to_dict() == {
-        "id": "meta/llama-3",
-        "object": "model",
-        "created": CREATED_AT,
-        "owned_by": "nightshift",
-        "shutdown_date": None,
-    }
-    assert store.requests("GetModel")[0].model_id == "meta/llama-3"
-
-
-async def test_unknown_model(client: AsyncOpenAI, store: ScriptedStore) -> None:
-    unknown = NotFoundError("The model 'x' does not exist.", code="model_not_found", param="model")
-    store.script("GetModel", unknown)
-    with pytest.raises(openai.NotFoundError) as caught:
-        await client.models.retrieve("x")
-    assert (caught.value.code, caught.value.param) == ("model_not_found", "model")

@@ -276,6 +276,19 @@ async def test_client_that_goes_away_leaves_nothing(
     assert store.files == {}
 
 
+async def test_client_that_falls_silent_is_given_up(
+    gateway: Listening, store: ScriptedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.gateway.routes.resource.IDLE_SECONDS", 0.2)
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.http_port)
+    head = f"POST /v1/files HTTP/1.1\r\nhost: x\r\ncontent-type: {FORM['content-type']}\r\n"
+    writer.write(f"{head}content-length: 9000000\r\n\r\n".encode() + FILE)
+    answer = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+    writer.transport.abort()
+    assert b" 400 " in answer
+    await eventually(lambda: store.uploads[0].outcome in GONE)
+
+
 async def test_list_pages_itself(client: AsyncOpenAI, store: ScriptedStore) -> None:
     files = [make_file(number) for number in (3, 2, 1)]
     store.script(
