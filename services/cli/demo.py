@@ -109,7 +109,7 @@ class System:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                env={**os.environ, "NIGHTSHIFT_DIE_WITH_PARENT": "1"},
+                env={**os.environ, "NIGHTSHIFT_DIE_WITH_PARENT": str(os.getpid())},
                 # Ctrl-C is for us: we stop it, once.
                 process_group=0,
             )

@@ -21,6 +21,7 @@ from services.cli.fleet import Addresses, Fleet, Guard, StartError
 from services.cli.plan import Address, Plan, PlanError
 from services.cli.ports import FreePorts, is_free
 from services.kit import log
+from services.kit.parent import stop_with_parent
 
 DEFAULT_LISTEN: Final = "127.0.0.1:8000"
 DEFAULT_GRPC_PORT: Final = 8001
@@ -182,7 +183,7 @@ async def _run(plan: Plan, data: DataDir, lock: int) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, on_signal)
-    watcher = asyncio.create_task(_stop_with_parent(stopping))
+    watcher = asyncio.create_task(stop_with_parent(stopping))
     if data.pids():
         # Late, because an `up` that ended cleanly left nothing.
         from services.cli.leftovers import end_leftovers
@@ -210,16 +211,6 @@ async def _run(plan: Plan, data: DataDir, lock: int) -> None:
         await fleet.stop(hurry)
         await guard.stop()
         watcher.cancel()
-
-
-async def _stop_with_parent(stopping: asyncio.Event) -> None:
-    """Stop when a program that asked for it, as our services do, is gone."""
-    if not os.environ.get("NIGHTSHIFT_DIE_WITH_PARENT"):
-        return
-    parent = os.getppid()
-    while os.getppid() == parent:  # noqa: ASYNC110 - nothing tells of a parent's end
-        await asyncio.sleep(0.5)
-    stopping.set()
 
 
 async def _serve(fleet: Fleet, addresses: Addresses, stopping: asyncio.Event) -> None:

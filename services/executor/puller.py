@@ -57,11 +57,12 @@ class ChunkPuller:
     def stop(self) -> None:
         """Pull nothing more; what a pending fetch still brings is given back."""
         self._stopped = True
+        self._wake.set()
 
     async def run(self) -> None:
-        """Pull until cancelled."""
+        """Pull until stopped or cancelled; the client may swallow a cancel while it fetches."""
         backoff = Backoff(0.05, 1.0, self._chance)
-        while True:
+        while not self._stopped:
             try:
                 await self.run_once()
                 backoff.reset()

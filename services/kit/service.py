@@ -13,6 +13,7 @@ import prometheus_client
 import uvloop
 
 from services.kit import log, telemetry
+from services.kit.parent import stop_with_parent
 from services.kit.settings import SettingsError
 
 DRAIN_SECONDS: Final = 10.0
@@ -36,9 +37,8 @@ def run(service: str, serve: Callable[[asyncio.Event], Awaitable[None]]) -> NoRe
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stopping.set)
         async with contextlib.AsyncExitStack() as stack:
-            if os.environ.get("NIGHTSHIFT_DIE_WITH_PARENT"):
-                watcher = asyncio.create_task(_stop_with_parent(stopping))
-                stack.callback(watcher.cancel)
+            watcher = asyncio.create_task(stop_with_parent(stopping))
+            stack.callback(watcher.cancel)
             await serve(stopping)
 
     try:
@@ -49,15 +49,6 @@ def run(service: str, serve: Callable[[asyncio.Event], Awaitable[None]]) -> NoRe
     finally:
         flush_traces()
     sys.exit(0)
-
-
-async def _stop_with_parent(stopping: asyncio.Event) -> None:
-    """Stop when the process that started this one is gone (`nightshift up` was killed)."""
-    parent = os.getppid()
-    # Nothing tells a process that its parent is gone but asking.
-    while os.getppid() == parent:  # noqa: ASYNC110
-        await asyncio.sleep(0.5)
-    stopping.set()
 
 
 def serve_metrics(listen: str) -> None:

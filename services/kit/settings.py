@@ -24,7 +24,11 @@ class ServiceSettings(BaseSettings):
             SettingsError: a variable with this service's prefix is unknown, or a value is wrong.
         """
         prefix = str(cls.model_config.get("env_prefix", "")).upper()
-        known = {f"{prefix}{name.upper()}" for name in cls.model_fields}
+        known = {
+            f"{prefix}{name.upper()}"
+            for name, field in cls.model_fields.items()
+            if field.validation_alias is None
+        }
         unknown = sorted(
             name for name in os.environ if prefix and name.startswith(prefix) and name not in known
         )
@@ -37,7 +41,13 @@ class ServiceSettings(BaseSettings):
         except ValidationError as error:
             # The values stay out of the message: one of them may be a secret.
             faults = "; ".join(
-                f"{prefix}{'_'.join(str(part) for part in fault['loc']).upper()}: {fault['msg']}"
+                f"{_variable(prefix, fault['loc'])}: {fault['msg']}"
                 for fault in error.errors(include_input=False, include_url=False)
             )
             raise SettingsError(f"settings do not fit: {faults}") from None
+
+
+def _variable(prefix: str, place: tuple[int | str, ...]) -> str:
+    """Return the variable of a faulty field; one that services share has its whole name already."""
+    name = "_".join(str(part) for part in place).upper()
+    return name if name.startswith("NIGHTSHIFT_") else f"{prefix}{name}"

@@ -175,7 +175,7 @@ def refuse_unreadable(index: LineIndex) -> None:
     """
     if index.any_object and index.shape is not Shape.EMPTY:
         return
-    raise InvalidRequestError(refusal(index.shape), param="file")
+    raise InvalidRequestError(refusal(index.shape))
 
 
 def check_expiry(expires_after: files_pb2.ExpiresAfter, name: str) -> None:

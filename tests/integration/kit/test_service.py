@@ -62,6 +62,7 @@ def test_it_ends_with_its_parent_where_it_is_asked_to() -> None:
     # The parent waits until its child runs, and is killed as `up` may be.
     code = f"""
 import os, signal, subprocess, sys
+os.environ["NIGHTSHIFT_DIE_WITH_PARENT"] = str(os.getpid())
 subprocess.Popen([sys.executable, "-c", {PLANT!r}], stdout={writing})
 open({reading}, "rb", buffering=0, closefd=False).readline()
 os.kill(os.getpid(), signal.SIGKILL)
@@ -70,7 +71,6 @@ os.kill(os.getpid(), signal.SIGKILL)
         [sys.executable, "-c", code],
         check=False,
         pass_fds=(reading, writing),
-        env={**os.environ, "NIGHTSHIFT_DIE_WITH_PARENT": "1"},
     )
     os.close(writing)
     assert done.returncode == -signal.SIGKILL

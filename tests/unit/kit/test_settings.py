@@ -89,3 +89,24 @@ def test_every_service_has_few_settings_and_starts_without_any() -> None:
         assert len(one.model_fields) <= MOST_SETTINGS, one.__name__
         assert str(one.model_config["env_prefix"]).startswith("NIGHTSHIFT_"), one.__name__
         one.load()
+
+
+class SharedSettings(ServiceSettings):
+    model_config = SettingsConfigDict(
+        env_prefix="NIGHTSHIFT_PLANT_", frozen=True, extra="forbid", populate_by_name=True
+    )
+
+    pots: int = Field(1, validation_alias="NIGHTSHIFT_POTS")
+
+
+def test_a_variable_that_services_share_is_named_as_it_is_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("NIGHTSHIFT_POTS", "many")
+    with pytest.raises(SettingsError, match=r"(?<!_)NIGHTSHIFT_POTS: "):
+        SharedSettings.load()
+    monkeypatch.setenv("NIGHTSHIFT_POTS", "3")
+    assert SharedSettings.load().pots == 3
+    monkeypatch.setenv("NIGHTSHIFT_PLANT_POTS", "4")
+    with pytest.raises(SettingsError, match="unknown setting NIGHTSHIFT_PLANT_POTS"):
+        SharedSettings.load()
