@@ -40,16 +40,19 @@ class Registration:
         self._models = models
         self._chance = chance
         self._on_refused = on_refused
+        self._begun = asyncio.Event()
         self._presented = False
 
     async def begin(self) -> None:
         """Say that a new life began: attempts of the last one need not wait for an engine."""
         await self._register((), (), None, "")
+        self._begun.set()
 
     async def present(self, engine: Engine) -> None:
         """Say what the engine, which is ready, serves; once a life."""
         if self._presented:
             return
+        await self._begun.wait()
         await self._register(self._models, engine.endpoints, engine.context_length, engine.revision)
         self._presented = True
 

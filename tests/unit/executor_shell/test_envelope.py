@@ -3,7 +3,7 @@
 import numpy as np
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.executor.envelope import LineReader, read_line
@@ -47,6 +47,7 @@ def test_what_cannot_be_read_has_no_body(text: bytes, custom_id: bytes) -> None:
     assert (line.custom_id, line.body) == (custom_id, b"")
 
 
+@settings(deadline=None)
 @given(
     sizes=st.lists(st.integers(0, 300), min_size=1, max_size=30),
     frame_bytes=st.integers(40, 400),

@@ -1,7 +1,7 @@
 """How much work an executor wants in hand."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.executor.room import (
@@ -17,6 +17,7 @@ from services.executor.room import (
 pytestmark = pytest.mark.unit
 
 
+@settings(deadline=None)
 @given(
     seats=st.integers(1, 4_096),
     rate=st.floats(0, 1e7),
@@ -101,6 +102,7 @@ def test_speed_sinks_while_nothing_finishes() -> None:
     assert speed.lines_per_second() < before / 50
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 10), st.integers(0, 1_000)), max_size=200))
 def test_speed_is_never_negative_and_holds_little(notes: list[tuple[float, int]]) -> None:
     speed = Speed(seats=8)

@@ -1,0 +1,283 @@
+"""The executor when something ends: batches, engines, itself, the store, the broker."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from protos.nightshift.v1 import dispatch_pb2, work_pb2
+from services.executor.engines.base import Answer, EngineRequest
+from services.executor.engines.simulated import SimulatedEngine
+from services.kit import bus as buses
+from tests.kit.eventually import eventually
+from tests.kit.executor_fleet import POOL, Fleet, fleet, lines
+from tests.kit.nats_server import NatsServer
+from tests.kit.scripted_store import chat_line
+
+__all__ = ["fleet"]
+
+pytestmark = pytest.mark.integration
+
+
+async def test_unacknowledged_frames_are_sent_again_on_a_new_stream(fleet: Fleet) -> None:
+    fleet.work.break_streams = 2
+    await fleet.publish(fleet.work.add_chunk(lines(5), pool_id=POOL))
+    await fleet.start()
+    await fleet.settled()
+    [chunk] = fleet.work.chunks.values()
+    assert chunk.done
+    assert len(fleet.work.named("AppendResults")) == 3
+
+
+async def test_gone_is_dropped_and_busy_comes_back_later(fleet: Fleet) -> None:
+    gone = fleet.work.add_chunk(lines(1), pool_id=POOL)
+    busy = fleet.work.add_chunk(lines(1), pool_id=POOL, first=1)
+    fleet.work.outcomes = {
+        gone.chunk_id: [
+            work_pb2.OpenAttemptResponse(gone=work_pb2.AttemptGone(reason="superseded"))
+        ],
+        busy.chunk_id: [
+            work_pb2.OpenAttemptResponse(busy=work_pb2.AttemptBusy(retry_after_ms=200))
+        ],
+    }
+    await fleet.publish(gone, busy)
+    await fleet.start()
+    await fleet.settled()
+    assert not fleet.work.chunks[gone.chunk_id].results
+    assert fleet.work.chunks[busy.chunk_id].done
+    opened = [one.chunk_id for one in fleet.work.named("OpenAttempt")]
+    assert sorted(opened) == sorted([gone.chunk_id, busy.chunk_id, busy.chunk_id])
+
+
+@pytest.mark.parametrize("how", ["BATCH_CANCELLING", "BATCH_EXPIRING", "beat"])
+async def test_a_cancelled_batch_leaves_the_engine_and_keeps_what_is_finished(
+    fleet: Fleet, how: str
+) -> None:
+    texts = [chat_line("done"), chat_line("slow", x_simulate={"delay_ms": 60_000})]
+    await fleet.publish(fleet.work.add_chunk([*texts, *lines(3)], pool_id=POOL))
+    other = fleet.work.add_chunk(
+        [chat_line("other", x_simulate={"delay_ms": 1_500})], pool_id=POOL, batch_id="batch_b"
+    )
+    await fleet.publish(other)
+    executor = await fleet.start(engine=SimulatedEngine(seats=2))
+    await eventually(lambda: executor.runner.in_flight == 2)
+    [token] = [token for token in fleet.work.tokens if not token.startswith(other.chunk_id)]
+    started = time.monotonic()
+    if how != "beat":
+        kind = dispatch_pb2.EventKind.Value(f"EVENT_KIND_{how}")
+        event = dispatch_pb2.Event(kind=kind, batch_id="batch_a", pool_id=POOL)
+        await fleet.bus.publish_event(
+            buses.event_subject(event), event.SerializeToString(), "outbox-1"
+        )
+    else:
+        fleet.work.drops[token] = work_pb2.DROP_REASON_CANCELLED
+    await eventually(lambda: executor.runner.in_flight == 1)
+    assert time.monotonic() - started < (1.6 if how == "beat" else 0.5)
+    await eventually(lambda: fleet.work.named("HandBack"))
+    assert list(fleet.work.named("HandBack")[0].tokens) == [token]
+    await fleet.settled()
+    results = fleet.work.tokens[token].answers()
+    # The aborted line's answer is nobody's result; what was finished before is kept.
+    assert "slow" not in results
+    assert "done" in results
+    assert fleet.work.chunks[other.chunk_id].done
+
+
+async def test_a_superseded_attempt_neither_acknowledges_nor_hands_back(fleet: Fleet) -> None:
+    texts = [chat_line("slow", x_simulate={"delay_ms": 60_000})]
+    await fleet.publish(fleet.work.add_chunk(texts, pool_id=POOL))
+    executor = await fleet.start()
+    await eventually(lambda: executor.runner.in_flight == 1)
+    [token] = fleet.work.tokens
+    fleet.work.drops[token] = work_pb2.DROP_REASON_SUPERSEDED
+    await eventually(lambda: not len(executor.attempts))
+    assert executor.runner.in_flight == 0
+    assert await fleet.unacked() == 1
+    assert not fleet.work.named("HandBack")
+
+
+async def test_a_sealed_batch_is_dropped(fleet: Fleet) -> None:
+    fleet.work.sealed.add("batch_a")
+    texts = [*lines(2), chat_line("slow", x_simulate={"delay_ms": 60_000})]
+    await fleet.publish(fleet.work.add_chunk(texts, pool_id=POOL))
+    executor = await fleet.start()
+    await eventually(lambda: fleet.work.frames)
+    await fleet.settled()
+    assert executor.runner.in_flight == 0
+    assert not fleet.work.named("HandBack")
+
+
+async def test_a_dead_engine_names_its_suspects_and_starts_again(fleet: Fleet) -> None:
+    texts = [
+        chat_line("before"),
+        chat_line("poison", x_simulate={"delay_ms": 200, "crash": True}),
+        chat_line("bystander", x_simulate={"delay_ms": 60_000}),
+        chat_line("waiting", x_simulate={"delay_ms": 60_000}),
+    ]
+    await fleet.publish(fleet.work.add_chunk(texts, pool_id=POOL))
+    untouched = fleet.work.add_chunk(lines(2), pool_id=POOL, first=10)
+    await fleet.publish(untouched)
+    executor = await fleet.start(engine=SimulatedEngine(seats=2))
+    await eventually(lambda: fleet.work.named("ReportDeath"))
+    [report] = fleet.work.named("ReportDeath")
+    [suspects] = report.attempts
+    assert [(part.first, part.count) for part in suspects.started] == [(1, 2)]
+    # The report comes after what was finished is safe.
+    assert list(fleet.work.tokens[suspects.token].answers()) == ["before"]
+    await eventually(lambda: executor.presence.ready)
+    # The store hands both out again.
+    fresh = fleet.work.add_chunk(lines(2), pool_id=POOL, first=20)
+    await fleet.publish(fresh)
+    await eventually(lambda: fleet.work.chunks[fresh.chunk_id].done)
+    states = [beat.engine_state for beat in fleet.rooms]
+    assert dispatch_pb2.ENGINE_STATE_DEAD in states
+    assert states[-1] == dispatch_pb2.ENGINE_STATE_READY
+    await fleet.settled()
+
+
+async def test_an_engine_that_makes_no_step_is_dead(fleet: Fleet) -> None:
+    texts = [chat_line("stuck", x_simulate={"hang": "engine"}), *lines(2)]
+    await fleet.publish(fleet.work.add_chunk(texts, pool_id=POOL))
+    executor = await fleet.start(stall_limit_seconds=0.5)
+    [report] = await eventually(lambda: fleet.work.named("ReportDeath"))
+    assert "no step" in report.reason
+    await eventually(lambda: executor.presence.ready)
+
+
+async def test_suspects_have_the_engine_to_themselves(fleet: Fleet) -> None:
+    slow = fleet.work.add_chunk(
+        [chat_line("slow", x_simulate={"delay_ms": 700})], pool_id=POOL, first=0
+    )
+    alone = fleet.work.add_chunk(
+        [chat_line("suspect", x_simulate={"delay_ms": 300, "crash": 2})],
+        pool_id=POOL,
+        first=1,
+        alone=True,
+        deaths=2,
+    )
+    later = fleet.work.add_chunk(lines(3), pool_id=POOL, first=2)
+    await fleet.publish(slow)
+    executor = await fleet.start()
+    await eventually(lambda: executor.runner.in_flight == 1)
+    await fleet.publish(alone, later)
+    order: list[str] = []
+
+    def all_done() -> bool:
+        for chunk in fleet.work.chunks.values():
+            if chunk.done and chunk.dispatch.chunk_id not in order:
+                order.append(chunk.dispatch.chunk_id)
+        return len(order) == 3
+
+    await eventually(all_done)
+    assert order == [slow.chunk_id, alone.chunk_id, later.chunk_id]
+    # The third run of a line that kills twice: its attempt number is its deaths and one.
+    assert not fleet.work.named("ReportDeath")
+    await fleet.settled()
+
+
+async def test_draining_finishes_what_runs_and_gives_the_rest_back(fleet: Fleet) -> None:
+    texts = [
+        chat_line("runs", x_simulate={"delay_ms": 400}),
+        chat_line("waits", x_simulate={"delay_ms": 400}),
+    ]
+    await fleet.publish(fleet.work.add_chunk(texts, pool_id=POOL))
+    executor = await fleet.start(engine=SimulatedEngine(seats=1))
+    await eventually(lambda: executor.runner.in_flight == 1)
+    await fleet.stop()
+    [chunk] = fleet.work.chunks.values()
+    assert list(chunk.answers()) == ["runs"]
+    [handed] = fleet.work.named("HandBack")
+    assert list(handed.tokens) == list(fleet.work.tokens)
+    assert [beat.executor_id for beat in await fleet.bus.beats()] == []
+    # Another one goes on at once.
+    await fleet.start(name="executor-1")
+    await eventually(lambda: chunk.done, within_seconds=3)
+    await fleet.settled()
+
+
+async def test_work_goes_on_when_the_store_was_away(fleet: Fleet) -> None:
+    assert fleet.server is not None
+    address = fleet.address
+    texts = [chat_line("slow", x_simulate={"delay_ms": 500}), *lines(2)]
+    await fleet.publish(fleet.work.add_chunk(texts, pool_id=POOL))
+    executor = await fleet.start()
+    await eventually(lambda: executor.runner.in_flight == 1)
+    await fleet.server.drain(0)
+    late = fleet.work.add_chunk(lines(2), pool_id=POOL, first=10)
+    await fleet.publish(late)
+    await eventually(lambda: executor.runner.in_flight == 0)
+    await fleet.serve(address)
+    back = time.monotonic()
+    await eventually(lambda: all(chunk.done for chunk in fleet.work.chunks.values()))
+    assert time.monotonic() - back < 3
+    await fleet.settled()
+
+
+async def test_work_goes_on_when_the_broker_was_killed(
+    fleet: Fleet, nats_server: NatsServer
+) -> None:
+    await fleet.start()
+    await fleet.publish(fleet.work.add_chunk(lines(2), pool_id=POOL))
+    await fleet.settled()
+    nats_server.kill()
+    nats_server.start()
+    back = time.monotonic()
+    again = fleet.work.add_chunk(lines(2), pool_id=POOL, first=10)
+
+    async def published() -> bool:
+        try:
+            await fleet.publish(again)
+        except buses.BusFault:
+            return False
+        return True
+
+    await eventually(published)
+    await eventually(lambda: fleet.work.chunks[again.chunk_id].done)
+    assert time.monotonic() - back < 4
+
+
+async def test_the_consumer_may_come_later(nats_server: NatsServer, tmp_path: Path) -> None:
+    bus = await buses.connect(nats_server.url, "test")
+    fleet = Fleet(bus, nats_server.url)
+    await fleet.serve()
+    try:
+        await fleet.start()
+        await eventually(lambda: fleet.work.named("RegisterExecutor"))
+        await bus.ensure_streams()
+        await bus.ensure_consumer(POOL)
+        await fleet.publish(fleet.work.add_chunk(lines(1), pool_id=POOL))
+        await eventually(lambda: all(one.done for one in fleet.work.chunks.values()))
+    finally:
+        await fleet.close()
+        await bus.close()
+
+
+class ChokingEngine(SimulatedEngine):
+    """A simulated engine whose adapter fails on one of its lines."""
+
+    def submit_many(self, requests: Sequence[EngineRequest]) -> list[Answer]:
+        if any(b"choke" in request.body for request in requests):
+            raise RuntimeError("unforeseen")
+        return super().submit_many(requests)
+
+
+async def test_a_line_that_an_adapter_chokes_on_fails_alone(fleet: Fleet) -> None:
+    texts = [*lines(3), chat_line("bad", "choke"), chat_line("good")]
+    await fleet.publish(fleet.work.add_chunk(texts, pool_id=POOL))
+    await fleet.start(engine=ChokingEngine())
+    await fleet.settled()
+    [chunk] = fleet.work.chunks.values()
+    status = {name: one["response"]["status_code"] for name, one in chunk.answers().items()}
+    assert status == {"id-0": 200, "id-1": 200, "id-2": 200, "bad": 500, "good": 200}
+
+
+async def test_a_consumer_that_is_made_anew_is_found_again(fleet: Fleet) -> None:
+    await fleet.start()
+    await fleet.publish(fleet.work.add_chunk(lines(1), pool_id=POOL))
+    await fleet.settled()
+    await fleet.bus._jetstream.delete_consumer("WORK", buses.durable_of(POOL))
+    again = fleet.work.add_chunk(lines(1), pool_id=POOL, first=1)
+    await fleet.publish(again)
+    await fleet.bus.ensure_consumer(POOL)
+    await eventually(lambda: fleet.work.chunks[again.chunk_id].done, within_seconds=5)
