@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -313,6 +314,9 @@ def run(engine: str, model: str | None) -> None:
 @click.option("--engine", type=click.Choice((VLLM, SIMULATED)), envvar="ENGINE", default=VLLM)
 def main(*, model: str | None, engine: str) -> None:
     """Show an example batch running, from start to stop."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # As Ctrl-C does: what runs is stopped and what was made is removed.
+        signal.signal(number, lambda number, _frame: sys.exit(128 + number))
     began = time.monotonic()
     try:
         run(engine, model)
