@@ -175,7 +175,7 @@ async def test_a_pool_that_is_new_gets_its_queue_at_once(world: World) -> None:
 async def test_a_lost_answer_does_not_publish_twice(world: World) -> None:
     port = int(world.nats_server.url.rpartition(":")[2])
     async with TcpProxy(port) as proxy:
-        await world.scheduler("one", nats_url=f"nats://127.0.0.1:{proxy.port}")
+        one = await world.scheduler("one", nats_url=f"nats://127.0.0.1:{proxy.port}")
         await world.leads("one")
         async with ScriptedPuller(world.bus, POOL) as executor:
             # Room is known from here on, so that the batch alone is waited for.
@@ -193,6 +193,7 @@ async def test_a_lost_answer_does_not_publish_twice(world: World) -> None:
             proxy.lose_answers = False
             await world.ready("batch_3", 1)
             await eventually(lambda: lines_of(executor) == 3)
+        await one.stop()
         info = await _work_stream(world)
         assert info.state.last_seq == 3
     assert [each.batch_id for each in executor.received] == ["batch_1", "batch_2", "batch_3"]
