@@ -6,24 +6,41 @@ from typing import Protocol
 from services.kit.ids import DEFAULT_PROJECT, ProjectId
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Whom an API key stands for.
+
+    Attributes:
+        project_id: owner of all that it may see.
+        key_id: the key shown; None while none is configured.
+        requests_per_minute: how often it may call; None means without limit.
+    """
+
+    project_id: ProjectId
+    key_id: str | None = None
+    requests_per_minute: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
     """On whose behalf a request runs, and under which id it is logged.
 
     Attributes:
         project_id: owner of all that it may see.
         request_id: `req_` and 32 hex digits.
+        key_id: the key shown; None while none is configured.
     """
 
     project_id: ProjectId
     request_id: str
+    key_id: str | None = None
 
 
 class Auth(Protocol):
-    """Turns what a client shows into its project."""
+    """Turns what a client shows into whom it stands for."""
 
-    def project_of(self, authorization: str) -> ProjectId:
-        """Return the project of an `Authorization` header; empty when none was sent.
+    async def authenticate(self, authorization: str) -> Identity:
+        """Return the owner of an `Authorization` header; empty when none was sent.
 
         Raises:
             AuthenticationError: no key, or a wrong one.
@@ -34,6 +51,6 @@ class Auth(Protocol):
 class OpenAccess:
     """No key is configured: any key, or none, is taken, and all belongs to one project."""
 
-    def project_of(self, authorization: str) -> ProjectId:
+    async def authenticate(self, authorization: str) -> Identity:
         """Return the default project."""
-        return DEFAULT_PROJECT
+        return Identity(project_id=DEFAULT_PROJECT)

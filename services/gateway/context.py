@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from services.gateway.auth import Auth
+from services.gateway.auth import Auth, Caller
 from services.gateway.clients import Store
 from services.kit.ids import IdGenerator
 
@@ -26,3 +26,12 @@ class Context:
     def new_request_id(self) -> str:
         """Return an id for a request that has just arrived."""
         return f"req_{self.new_id()}"
+
+    async def caller(self, authorization: str, request_id: str) -> Caller:
+        """Return who calls; REST and gRPC alike.
+
+        Raises:
+            AuthenticationError: no key, or a wrong one.
+        """
+        identity = await self.auth.authenticate(authorization)
+        return Caller(project_id=identity.project_id, request_id=request_id, key_id=identity.key_id)

@@ -2,12 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextvars import ContextVar
-from typing import Final
-
-import structlog
-from opentelemetry import context as trace_context
-from opentelemetry import trace
 
 from protos.nightshift.v1 import (
     batches_pb2,
@@ -18,16 +12,14 @@ from protos.nightshift.v1 import (
     models_pb2_grpc,
 )
 from services.gateway import validate
-from services.gateway.auth import Caller
 from services.gateway.clients import IDLE_SECONDS
 from services.gateway.context import Context
 from services.gateway.download import SEND_SECONDS, refuse_download
-from services.kit import interceptors, rpc, telemetry
+from services.gateway.grpc_call import AuthInterceptor, RequestInterceptor, Servicer
+from services.kit import interceptors, rpc
 from services.kit.errors import InternalError, InvalidRequestError
 from services.kit.frames import FRAME_BYTES
-from services.kit.interceptors import Call, metadata_value
-
-_request_id: ContextVar[str] = ContextVar("nightshift_grpc_request_id")
+from services.kit.interceptors import Call
 
 
 async def start_public_server(context: Context, listen: str) -> rpc.RunningServer:
@@ -57,60 +49,19 @@ async def start_public_server(context: Context, listen: str) -> rpc.RunningServe
         interceptors.TelemetryInterceptor(),
         RequestInterceptor(context),
         interceptors.ErrorsInterceptor(),
+        AuthInterceptor(context),
     ]
     return await rpc.start_server(listen, services, around)
 
 
-class RequestInterceptor(interceptors.AroundInterceptor):
-    """Gives each call its request id, in trailing metadata and logs, and its root span."""
-
-    _SPAN: Final[ContextVar[tuple[trace.Span, object]]] = ContextVar("nightshift_grpc_span")
-
-    def __init__(self, context: Context) -> None:
-        """Take ids from `context`."""
-        self._context = context
-
-    async def enter(self, method: str, context: Call) -> None:
-        """Name the call."""
-        request_id = self._context.new_request_id()
-        _request_id.set(request_id)
-        structlog.contextvars.bind_contextvars(request_id=request_id)
-        context.set_trailing_metadata(((rpc.REQUEST_KEY, request_id),))
-        if telemetry.enabled():
-            parent = telemetry.context_of({"traceparent": metadata_value(context, "traceparent")})
-            span = telemetry.tracer.start_span(
-                method.removeprefix("/"), context=parent, kind=trace.SpanKind.SERVER
-            )
-            self._SPAN.set((span, trace_context.attach(trace.set_span_in_context(span))))
-
-    async def leave(
-        self, method: str, context: Call, error: BaseException | None, seconds: float
-    ) -> None:
-        """End the span."""
-        entry = self._SPAN.get(None)
-        if entry is not None:
-            entry[0].end()
-
-
-class _Servicer:
-    def __init__(self, context: Context) -> None:
-        """Forward to `context`'s store."""
-        self._context = context
-        self._store = context.store
-
-    def _caller(self, context: Call) -> Caller:
-        project = self._context.auth.project_of(metadata_value(context, "authorization"))
-        return Caller(project_id=project, request_id=_request_id.get())
-
-
-class FilesServicer(_Servicer, files_pb2_grpc.FilesServicer):
+class FilesServicer(Servicer, files_pb2_grpc.FilesServicer):
     """Files, forwarded."""
 
     async def UploadFile(
         self, request_iterator: AsyncIterator[files_pb2.UploadFileRequest], context: Call
     ) -> files_pb2.UploadFileResponse:
         """See files.proto; a stream that breaks off is cancelled in the store too."""
-        caller = self._caller(context)
+        caller = self._caller()
         first = await _next(request_iterator)
         if first is None or not first.HasField("header"):
             raise InvalidRequestError("The first frame of an upload must be its header.")
@@ -140,7 +91,7 @@ class FilesServicer(_Servicer, files_pb2_grpc.FilesServicer):
     ) -> files_pb2.GetFileResponse:
         """See files.proto."""
         validate.file_id_of(request.file_id)
-        return await self._store.call(self._store.files.GetFile, request, self._caller(context))
+        return await self._store.call(self._store.files.GetFile, request, self._caller())
 
     async def ListFiles(
         self, request: files_pb2.ListFilesRequest, context: Call
@@ -150,14 +101,14 @@ class FilesServicer(_Servicer, files_pb2_grpc.FilesServicer):
             validate.check_range("limit", request.page.limit, 1, validate.MAX_FILES_LIMIT)
         if request.page.after:
             validate.file_id_of(request.page.after)
-        return await self._store.call(self._store.files.ListFiles, request, self._caller(context))
+        return await self._store.call(self._store.files.ListFiles, request, self._caller())
 
     async def DeleteFile(
         self, request: files_pb2.DeleteFileRequest, context: Call
     ) -> files_pb2.DeleteFileResponse:
         """See files.proto."""
         validate.file_id_of(request.file_id)
-        return await self._store.call(self._store.files.DeleteFile, request, self._caller(context))
+        return await self._store.call(self._store.files.DeleteFile, request, self._caller())
 
     # Writes by itself rather than yielding, so that a client that takes nothing can be given up.
     async def ReadFile(  # type: ignore[override]
@@ -165,7 +116,7 @@ class FilesServicer(_Servicer, files_pb2_grpc.FilesServicer):
     ) -> None:
         """See files.proto."""
         validate.file_id_of(request.file_id)
-        async with self._store.read(request, self._caller(context)) as stream:
+        async with self._store.read(request, self._caller()) as stream:
             frame = await stream.read()
             if frame is None or not frame.HasField("file"):
                 raise InternalError("The file's content came without its description.")
@@ -179,7 +130,7 @@ class FilesServicer(_Servicer, files_pb2_grpc.FilesServicer):
                 frame = await stream.read()
 
 
-class BatchesServicer(_Servicer, batches_pb2_grpc.BatchesServicer):
+class BatchesServicer(Servicer, batches_pb2_grpc.BatchesServicer):
     """Batches, forwarded."""
 
     async def CreateBatch(
@@ -187,16 +138,14 @@ class BatchesServicer(_Servicer, batches_pb2_grpc.BatchesServicer):
     ) -> batches_pb2.CreateBatchResponse:
         """See batches.proto."""
         validate.check_create_batch(request, self._context.windows)
-        return await self._store.call(
-            self._store.batches.CreateBatch, request, self._caller(context)
-        )
+        return await self._store.call(self._store.batches.CreateBatch, request, self._caller())
 
     async def GetBatch(
         self, request: batches_pb2.GetBatchRequest, context: Call
     ) -> batches_pb2.GetBatchResponse:
         """See batches.proto."""
         validate.batch_id_of(request.batch_id)
-        return await self._store.call(self._store.batches.GetBatch, request, self._caller(context))
+        return await self._store.call(self._store.batches.GetBatch, request, self._caller())
 
     async def ListBatches(
         self, request: batches_pb2.ListBatchesRequest, context: Call
@@ -206,34 +155,30 @@ class BatchesServicer(_Servicer, batches_pb2_grpc.BatchesServicer):
             validate.check_range("limit", request.page.limit, 1, validate.MAX_BATCHES_LIMIT)
         if request.page.after:
             validate.batch_id_of(request.page.after)
-        return await self._store.call(
-            self._store.batches.ListBatches, request, self._caller(context)
-        )
+        return await self._store.call(self._store.batches.ListBatches, request, self._caller())
 
     async def CancelBatch(
         self, request: batches_pb2.CancelBatchRequest, context: Call
     ) -> batches_pb2.CancelBatchResponse:
         """See batches.proto."""
         validate.batch_id_of(request.batch_id)
-        return await self._store.call(
-            self._store.batches.CancelBatch, request, self._caller(context)
-        )
+        return await self._store.call(self._store.batches.CancelBatch, request, self._caller())
 
 
-class ModelsServicer(_Servicer, models_pb2_grpc.ModelsServicer):
+class ModelsServicer(Servicer, models_pb2_grpc.ModelsServicer):
     """Models, forwarded."""
 
     async def ListModels(
         self, request: models_pb2.ListModelsRequest, context: Call
     ) -> models_pb2.ListModelsResponse:
         """See models.proto."""
-        return await self._store.call(self._store.models.ListModels, request, self._caller(context))
+        return await self._store.call(self._store.models.ListModels, request, self._caller())
 
     async def GetModel(
         self, request: models_pb2.GetModelRequest, context: Call
     ) -> models_pb2.GetModelResponse:
         """See models.proto."""
-        return await self._store.call(self._store.models.GetModel, request, self._caller(context))
+        return await self._store.call(self._store.models.GetModel, request, self._caller())
 
 
 async def _next(

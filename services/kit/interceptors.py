@@ -8,7 +8,7 @@ import hmac
 import inspect
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 import prometheus_client
@@ -19,6 +19,9 @@ from services.kit.errors import InternalError, NightshiftError, to_status
 from services.kit.log import get_logger
 
 _log = get_logger(__name__)
+
+OPEN_METHODS: Final = ("/grpc.health.v1.Health/", "/grpc.reflection.")
+"""Beginnings of what anyone may call: it tells nothing, and probes carry neither key nor secret."""
 
 _CALLS = prometheus_client.Counter(
     "nightshift_rpc_calls_total", "gRPC calls served, by method and status.", ["method", "code"]
@@ -142,15 +145,13 @@ class SecretInterceptor(AroundInterceptor):
     Health and reflection stay open, since probes carry no secret and they tell nothing.
     """
 
-    _OPEN = ("/grpc.health.v1.Health/", "/grpc.reflection.")
-
     def __init__(self, secret: str) -> None:
         """Compare with `secret`."""
         self._secret = secret.encode()
 
     async def enter(self, method: str, context: Call) -> None:
         """Refuse a call without the secret."""
-        if method.startswith(self._OPEN):
+        if method.startswith(OPEN_METHODS):
             return
         given = metadata_value(context, rpc.SECRET_KEY).encode()
         if not hmac.compare_digest(given, self._secret):

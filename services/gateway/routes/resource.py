@@ -32,9 +32,8 @@ def resource(context: Context, path: str, handlers: Mapping[str, Handler]) -> li
     """
 
     async def endpoint(request: Request) -> Response:
-        caller = Caller(
-            project_id=context.auth.project_of(request.headers.get("authorization", "")),
-            request_id=request_id_of(request.scope),
+        caller = await context.caller(
+            request.headers.get("authorization", ""), request_id_of(request.scope)
         )
         method = "GET" if request.method == "HEAD" else request.method
         return await handlers[method](request, caller)

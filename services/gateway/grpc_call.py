@@ -1,0 +1,78 @@
+"""What every public gRPC call passes through: its id, then who calls."""
+
+from contextvars import ContextVar
+from typing import Final
+
+import structlog
+from opentelemetry import context as trace_context
+from opentelemetry import trace
+
+from services.gateway.auth import Caller
+from services.gateway.context import Context
+from services.kit import interceptors, rpc, telemetry
+from services.kit.interceptors import Call, metadata_value
+
+_request_id: ContextVar[str] = ContextVar("nightshift_grpc_request_id")
+_caller: ContextVar[Caller] = ContextVar("nightshift_grpc_caller")
+
+
+class RequestInterceptor(interceptors.AroundInterceptor):
+    """Gives each call its request id, in trailing metadata and logs, and its root span."""
+
+    _SPAN: Final[ContextVar[tuple[trace.Span, object]]] = ContextVar("nightshift_grpc_span")
+
+    def __init__(self, context: Context) -> None:
+        """Take ids from `context`."""
+        self._context = context
+
+    async def enter(self, method: str, context: Call) -> None:
+        """Name the call."""
+        request_id = self._context.new_request_id()
+        _request_id.set(request_id)
+        structlog.contextvars.bind_contextvars(request_id=request_id)
+        context.set_trailing_metadata(((rpc.REQUEST_KEY, request_id),))
+        if telemetry.enabled():
+            parent = telemetry.context_of({"traceparent": metadata_value(context, "traceparent")})
+            span = telemetry.tracer.start_span(
+                method.removeprefix("/"), context=parent, kind=trace.SpanKind.SERVER
+            )
+            self._SPAN.set((span, trace_context.attach(trace.set_span_in_context(span))))
+
+    async def leave(
+        self, method: str, context: Call, error: BaseException | None, seconds: float
+    ) -> None:
+        """End the span."""
+        entry = self._SPAN.get(None)
+        if entry is not None:
+            entry[0].end()
+
+
+class AuthInterceptor(interceptors.AroundInterceptor):
+    """Settles who calls before a servicer sees anything; innermost, so that a refusal is mapped.
+
+    Health and reflection stay open, since probes carry no key and they tell nothing.
+    """
+
+    def __init__(self, context: Context) -> None:
+        """Ask `context` for callers."""
+        self._context = context
+
+    async def enter(self, method: str, context: Call) -> None:
+        """Refuse a call without a key where one is needed."""
+        if method.startswith(interceptors.OPEN_METHODS):
+            return
+        authorization = metadata_value(context, "authorization")
+        _caller.set(await self._context.caller(authorization, _request_id.get()))
+
+
+class Servicer:
+    """What each public servicer is made of."""
+
+    def __init__(self, context: Context) -> None:
+        """Forward to `context`'s store."""
+        self._context = context
+        self._store = context.store
+
+    def _caller(self) -> Caller:
+        """Return on whose behalf the current call runs."""
+        return _caller.get()
