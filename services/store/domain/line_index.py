@@ -12,6 +12,7 @@ one. A *request* is a line that holds more than ASCII whitespace. Requests are n
 
 import hashlib
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,14 +21,14 @@ import numpy.typing as npt
 import orjson
 import xxhash
 
+from services.store.domain import names
+from services.store.domain.names import Names
 from services.store.domain.shape import HEAD_BYTES, Shape, look_at
 
 MAX_CUSTOM_ID_CHARS: Final = 512
-ANOTHER: Final = 65_535
-"""Id of a url or model that the head does not name: absent, too long, or one too many."""
-MAX_NAME_CHARS: Final = 512
-MAX_NAMES_BYTES: Final = 1024 * 1024
-"""Bound on the head's urls, and on its models: names beyond it are `ANOTHER`."""
+ANOTHER: Final = names.ANOTHER
+"""Id of a url or model that the head does not name."""
+MAX_NAME_CHARS: Final = names.MAX_NAME_CHARS
 
 BOM: Final = b"\xef\xbb\xbf"
 
@@ -123,6 +124,10 @@ class LineIndex:
 
     def to_bytes(self) -> bytes:
         """A versioned head, the records, the breaks. Read back by `from_bytes`."""
+        return b"".join(self.pieces())
+
+    def pieces(self) -> Iterator[bytes | memoryview]:
+        """`to_bytes` in pieces, the large ones views into this index."""
         head = orjson.dumps(
             {
                 "lines": self.lines,
@@ -136,7 +141,11 @@ class LineIndex:
         )
         head += b" " * (-len(head) % 8)
         length = len(head).to_bytes(_HEAD_LENGTH_BYTES, "little")
-        return b"".join((_MAGIC, length, head, self.records.tobytes(), self.breaks.tobytes()))
+        yield b"".join((_MAGIC, length, head))
+        for table in (self.records, self.breaks):
+            # Of an empty array numpy makes no view.
+            if len(table):
+                yield np.ascontiguousarray(table).view(np.uint8).data
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "LineIndex":
@@ -163,28 +172,6 @@ class LineIndex:
             raise IndexFormatError(f"a damaged line index: {error}") from error
 
 
-class _Names:
-    """Distinct names and their ids, bounded in number and in bytes."""
-
-    def __init__(self) -> None:
-        self.ids: dict[str, int] = {}
-        self._bytes = 0
-
-    def id_of(self, name: str) -> int:
-        """The name's id, a new one if it was not seen before; `ANOTHER` past the bounds."""
-        known = self.ids.get(name)
-        if known is not None:
-            return known
-        if len(name) > MAX_NAME_CHARS or len(self.ids) >= ANOTHER:
-            return ANOTHER
-        size = len(name.encode())
-        if self._bytes + size > MAX_NAMES_BYTES:
-            return ANOTHER
-        self._bytes += size
-        self.ids[name] = number = len(self.ids)
-        return number
-
-
 class LineIndexer:
     """Takes a file in pieces cut anywhere and makes its index.
 
@@ -201,8 +188,8 @@ class LineIndexer:
         # What is kept of an open line; one that is longer is too long even without BOM and CR.
         self._max_open = max_line_bytes + len(BOM) + 1
         self._seed = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
-        self._urls = _Names()
-        self._models = _Names()
+        self._urls = Names()
+        self._models = Names()
         self._packed = bytearray()
         self._packed_breaks = bytearray()
         self._requests = 0
@@ -241,23 +228,27 @@ class LineIndexer:
         if self._index is None:
             if self._open or self._dropped:
                 self._close_open()
-            records = np.frombuffer(bytes(self._packed), RECORD)
-            self._packed.clear()
+            # A view: of a million lines, a copy would be 24 MB.
+            records = np.frombuffer(self._packed, RECORD)
+            records.flags.writeable = False
             self._index = LineIndex(
                 lines=self._requests,
                 any_object=self._any_object,
-                shape=look_at(
-                    self._head,
-                    requests=self._requests,
-                    undecodable=bool(np.all(records["flags"] & NOT_UTF8)),
-                    lone_cr=self._lone_cr,
-                ),
+                shape=Shape.LINES if self._any_object else self._look(records),
                 urls=tuple(self._urls.ids),
                 models=tuple(self._models.ids),
                 records=records,
                 breaks=np.frombuffer(bytes(self._packed_breaks), BREAK),
             )
         return self._index
+
+    def _look(self, records: Records) -> Shape:
+        return look_at(
+            self._head,
+            requests=self._requests,
+            undecodable=bool(np.all(records["flags"] & NOT_UTF8)),
+            lone_cr=self._lone_cr,
+        )
 
     def _extend_open(self, data: bytes) -> None:
         """Adds to the line whose end has not come; of one that is too long only the start stays."""
@@ -336,6 +327,10 @@ class LineIndexer:
             self._append(0, offset, length, ANOTHER, ANOTHER, 0)
             return
         self._any_object = True
+        if self._requests >= self._max_records:
+            # Only counted, so that names of it are none of the file's.
+            self._requests += 1
+            return
         flags = OBJECT
         digest = 0
         url_id = model_id = ANOTHER
@@ -364,9 +359,12 @@ class LineIndexer:
         if ordinal >= self._max_records:
             return
         if self._skipped != self._skipped_before:
-            self._skipped_before = self._skipped
-            self._packed_breaks += _pack_break(ordinal, self._skipped)
+            self._note_break(ordinal, self._skipped)
         self._packed += _pack(digest, offset & _U32_MAX, length, offset >> 32, url, model, flags)
+
+    def _note_break(self, ordinal: int, skipped: int) -> None:
+        self._skipped_before = skipped
+        self._packed_breaks += _pack_break(ordinal, skipped)
 
 
 def _body_flags(body: dict[str, Any]) -> int:

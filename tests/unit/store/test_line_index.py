@@ -11,16 +11,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from services.store.domain import line_index
+from services.store.domain import line_index, names
 from services.store.domain.line_index import ANOTHER, IndexFormatError, LineIndex, LineIndexer
 from services.store.domain.shape import Shape, refusal
+from tests.kit.jsonl_files import CHAT, MAX_LINE, files
 
 pytestmark = pytest.mark.unit
 
 KEY = b"a key of the tests"
-MAX_LINE = 120
 MAX_LINES = 12
-CHAT = "/v1/chat/completions"
 
 
 def request(custom_id: str = "a", **changes: Any) -> bytes:
@@ -153,79 +152,6 @@ def name_of(names: tuple[str, ...], number: int) -> str | None:
 
 # --- any bytes -----------------------------------------------------------------------------------
 
-scalars = st.sampled_from(
-    [
-        None,
-        True,
-        False,
-        0,
-        1,
-        "",
-        "a",
-        "b",
-        "POST",
-        "post",
-        CHAT,
-        "m",
-        "\u2028",
-        "😀",
-        [],
-        {},
-        ["x"],
-    ]
-)
-bodies = st.dictionaries(
-    st.sampled_from(["model", "messages", "prompt", "input", "stream", "é"]), scalars, max_size=4
-)
-objects = st.dictionaries(
-    st.sampled_from(["custom_id", "method", "url", "body", " method"]), scalars | bodies, max_size=5
-)
-broken = st.sampled_from(
-    [
-        b'{"custom_id":"x"',
-        b'{"a":NaN}',
-        b'{"a":-Infinity}',
-        b'{"a":1e999}',
-        b'{"a":"\\ud83d"}',
-        b'{"a":"\\ude00\\ud83d"}',
-        b'{"a":"\xe9"}',
-        b'{"a":"\xed\xa0\xbd"}',
-        b"\xff",
-        b"\xef\xbb\xbf{}",
-        b"[1]",
-        b"1",
-        b'"x"',
-        b"{}{}",
-        b"{} x",
-        b'{"a":01}',
-        b"{'a':1}",
-        b'{"a":"\t"}',
-        b"\x00",
-        b"{}\x0c",
-        b'{"custom_id":1,"custom_id":"a"}',
-        b'{"custom_id":"a","custom_id":1}',
-        b'{"body":{"model":"m"},"body":{}}',
-        b"{}\r",
-        b"{}\r{}",
-        b"\xe2\x80\xa8",
-    ]
-)
-blank = st.sampled_from([b"", b" ", b"\t \t", b"\r", b"\x0b", b"\x0c", b" " * (MAX_LINE + 1)])
-lines = st.one_of(
-    objects.map(lambda o: json.dumps(o, ensure_ascii=False).encode()),
-    objects.map(lambda o: json.dumps(o).encode()),
-    broken,
-    blank,
-    st.integers(MAX_LINE - 3, MAX_LINE + 8).map(lambda n: b'"' + b"x" * (n - 2) + b'"'),
-    st.binary(max_size=12),
-)
-files = st.builds(
-    lambda bom, parts, end: bom + b"".join(line + stop for line, stop in parts)[: -1 or None] + end,
-    st.sampled_from([b"", b"", b"\xef\xbb\xbf", b"\xef\xbb"]),
-    st.lists(st.tuples(lines, st.sampled_from([b"\n", b"\n", b"\r\n"])), max_size=20),
-    st.sampled_from([b"", b"\n", b"\r", b"\r\n"]),
-)
-
 
 @given(files | st.binary(max_size=60), st.lists(st.integers(0, 400), max_size=6))
 @example(b"\xef\xbb\xbf" + b" " * MAX_LINE + b"\r\n{}", [1, 2, 3])
@@ -301,10 +227,16 @@ def test_many_and_long_names_are_another() -> None:
     lines = [request(str(i), url=f"{i:0500}") for i in range(3000)]
     lines.append(request("long", url="x" * 513))
     index = index_of(b"\n".join(lines), max_lines=4000)
-    assert len(index.urls) == line_index.MAX_NAMES_BYTES // 500
+    assert len(index.urls) == names.MAX_NAMES_BYTES // 500
     assert index.records["url"][len(index.urls)] == ANOTHER
     assert index.records["url"][-1] == ANOTHER
     assert all(index.records["flags"] & line_index.URL_STRING)
+
+
+def test_names_beyond_the_records_are_none_of_the_files() -> None:
+    index = index_of(b"x\n" * 20 + request(), max_lines=3)
+    assert index.any_object
+    assert (index.urls, index.models) == ((), ())
 
 
 def test_the_hash_is_keyed() -> None:
