@@ -77,7 +77,7 @@ up: setup
 	@model='$(MODEL)'; \
 	if [ -z "$$model" ]; then \
 		folder=$$($(BIN)/python -m services.executor.small_model | tail -n 1) || exit 1; \
-		model="smollm2-135m=$$folder"; \
+		model="smollm2-135m-instruct=$$folder"; \
 	fi; \
 	exec $(BIN)/nightshift up --model "$$model" $(ARGS)
 endif

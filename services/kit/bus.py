@@ -170,7 +170,8 @@ class Bus:
                     # Not `drain`: it waits for the readers of subscriptions, who are gone by now.
                     await self._client.flush()
         if not self._client.is_closed:
-            with contextlib.suppress(*BusFault):
+            # uvloop raises RuntimeError when the broker closed the transport a moment before.
+            with contextlib.suppress(*BusFault, RuntimeError):
                 await self._client.close()
 
     async def ensure_streams(self) -> None:

@@ -34,7 +34,7 @@ _CHANNEL_OPTIONS: Final[list[tuple[str, Any]]] = [
     *_OPTIONS,
     # The default backoff grows to minutes; recovery is budgeted in seconds.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.max_reconnect_backoff_ms", 250),
     ("grpc.keepalive_permit_without_calls", 1),
 ]
 

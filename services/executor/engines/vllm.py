@@ -224,11 +224,14 @@ class VllmEngine:
 
     async def _settle(self, starting: asyncio.Task[tuple[Any, Any]], others: set[int]) -> None:
         """A start that was cancelled still runs in its thread: end what comes of it."""
-        self._note_processes(others)
-        if not starting.done():
+        while not starting.done():
+            # Again and again: it may be importing still, and start its processes only then.
+            self._note_processes(others)
             await asyncio.to_thread(self._end_processes, 0.0)
+            await asyncio.wait([starting], timeout=0.2)
+        self._note_processes(others)
         with contextlib.suppress(Exception):
-            _, self._llm = await starting
+            _, self._llm = starting.result()
 
     def _note_processes(self, others: set[int]) -> None:
         """Remember the engine's processes, here and in the reaper: all children but `others`."""
