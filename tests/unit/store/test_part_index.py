@@ -85,6 +85,8 @@ def cut(data: bytes, cuts: list[int]) -> list[bytes]:
 @example(BOM + line() + b"\r\n" + line("b"), [1, 2, len(line()) + 3], 7, random.Random(0))
 @example(b"\n" * 30 + b"{}", [3, 30], 1, random.Random(0))
 @example(b"x" * (MAX_LINE + 9) + b"\r\n{}", [MAX_LINE, MAX_LINE + 5], 50, random.Random(0))
+@example(b"1\n" + BOM + b"{}\n2", [], 9, random.Random(0))
+@example(b"a\nb\rc\nd", [], 9, random.Random(0))
 @example(b"", [], 1, random.Random(0))
 def test_any_bytes_cut_anywhere_and_in_any_order(
     data: bytes, cuts: list[int], feed_bytes: int, chance: random.Random
