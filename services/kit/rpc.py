@@ -47,6 +47,8 @@ CallFault: Final = grpc.aio.AioRpcError
 SECRET_KEY: Final = "x-nightshift-secret"  # noqa: S105 - the name of a key, not a secret
 PROJECT_KEY: Final = "x-nightshift-project"
 REQUEST_KEY: Final = "x-request-id"
+API_KEY_ID_KEY: Final = "x-nightshift-key"
+IDEMPOTENCY_KEY: Final = "idempotency-key"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +83,25 @@ POLICIES: Final[dict[tuple[str, str], CallPolicy]] = {
     ("Files", "ListFiles"): _READ,
     ("Files", "DeleteFile"): _WRITE,
     ("Files", "ReadFile"): _STREAM,
+    ("Uploads", "CreateUpload"): _WRITE,
+    ("Uploads", "AddUploadPart"): _STREAM,
+    # Reads all of the content where an MD5 is to be checked; answers the same when repeated.
+    ("Uploads", "CompleteUpload"): CallPolicy(timeout_seconds=600, repeatable=True),
+    ("Uploads", "CancelUpload"): _WRITE,
     ("Batches", "CreateBatch"): _WRITE,
     ("Batches", "GetBatch"): _READ,
     ("Batches", "ListBatches"): _READ,
     ("Batches", "CancelBatch"): CallPolicy(timeout_seconds=10, repeatable=True),
+    ("Batches", "GetUsage"): _READ,
     ("Models", "ListModels"): _READ,
     ("Models", "GetModel"): _READ,
     ("Admin", "PutModels"): CallPolicy(timeout_seconds=10, repeatable=True),
     ("Admin", "DeleteModel"): _WRITE,
+    ("Admin", "CreateKey"): _WRITE,
+    ("Admin", "ListKeys"): _READ,
+    ("Admin", "RevokeKey"): CallPolicy(timeout_seconds=10, repeatable=True),
+    ("Admin", "LookUpKey"): CallPolicy(timeout_seconds=5, repeatable=True),
+    ("Admin", "ListUsage"): _READ,
     ("Work", "Lead"): CallPolicy(timeout_seconds=2, repeatable=True),
     ("Work", "Resign"): CallPolicy(timeout_seconds=1, repeatable=True),
     ("Work", "GetWindow"): _READ,
@@ -132,7 +145,12 @@ _SERVICE_CONFIG: Final = _service_config()
 
 
 def metadata(
-    secret: str, *, project_id: str | None = None, request_id: str | None = None
+    secret: str,
+    *,
+    project_id: str | None = None,
+    request_id: str | None = None,
+    key_id: str | None = None,
+    idempotency_key: str | None = None,
 ) -> tuple[tuple[str, str], ...]:
     """Return the metadata of a call from one service to another.
 
@@ -140,12 +158,17 @@ def metadata(
         secret: the fleet's shared secret.
         project_id: whose objects the call is about; only the gateway sets it.
         request_id: the public `req_…` id, for logs.
+        key_id: the API key that was shown, for usage; only the gateway sets it.
+        idempotency_key: under which a file or batch is created, as the client sent it.
     """
     pairs = [(SECRET_KEY, secret)]
-    if project_id is not None:
-        pairs.append((PROJECT_KEY, project_id))
-    if request_id is not None:
-        pairs.append((REQUEST_KEY, request_id))
+    optional = (
+        (PROJECT_KEY, project_id),
+        (REQUEST_KEY, request_id),
+        (API_KEY_ID_KEY, key_id),
+        (IDEMPOTENCY_KEY, idempotency_key),
+    )
+    pairs += [(name, value) for name, value in optional if value is not None]
     traceparent = telemetry.current_traceparent()
     if traceparent:
         pairs.append(("traceparent", traceparent))

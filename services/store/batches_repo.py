@@ -34,6 +34,7 @@ class NewBatch:
     completion_window_seconds: int
     metadata: Mapping[str, str] | None
     output_expires_seconds: int | None
+    key_id: str | None
     traceparent: str
 
 
@@ -62,6 +63,7 @@ def insert(connection: sa.Connection, batch: NewBatch, now_ms: int) -> Row:
             completion_window=batch.completion_window,
             metadata=sa.null() if batch.metadata is None else dict(batch.metadata),
             output_expires_seconds=batch.output_expires_seconds,
+            key_id=batch.key_id,
             created_at=now_ms // 1000,
             expires_ms=now_ms + batch.completion_window_seconds * 1000,
             traceparent=batch.traceparent,

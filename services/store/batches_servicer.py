@@ -1,10 +1,11 @@
 """The gRPC service `Batches`, in the store."""
 
 from protos.nightshift.v1 import batches_pb2, batches_pb2_grpc, common_pb2
+from services.kit import rpc
 from services.kit.errors import InvalidRequestError
 from services.kit.ids import BatchId
 from services.kit.interceptors import Call, metadata_value, project_of
-from services.store import batches_repo, uploading
+from services.store import batches_repo, idempotency_repo, uploading, usage_repo
 from services.store.context import Context
 from services.store.domain.explain import REQUIRED_FIELD
 from services.store.paging import page_of
@@ -51,14 +52,34 @@ class BatchesServicer(batches_pb2_grpc.BatchesServicer):
             completion_window_seconds=request.completion_window_seconds,
             metadata=dict(request.metadata) if request.has_metadata else None,
             output_expires_seconds=expires_after,
+            key_id=metadata_value(context, rpc.API_KEY_ID_KEY) or None,
             traceparent=metadata_value(context, "traceparent"),
         )
-        now_ms = self._context.now_ms()
-        row = await self._context.db.write(
-            lambda connection: batches_repo.insert(connection, batch, now_ms)
-        )
+        row = await self._insert(batch, metadata_value(context, rpc.IDEMPOTENCY_KEY))
         self._context.wake("validator")
         return batches_pb2.CreateBatchResponse(batch=to_proto(row))
+
+    async def _insert(self, batch: batches_repo.NewBatch, idempotency_key: str) -> batches_repo.Row:
+        now_ms = self._context.now_ms()
+        request = idempotency_repo.keyed(
+            batch.project_id,
+            idempotency_key,
+            "batch",
+            batch.input_file_id,
+            batch.endpoint,
+            batch.completion_window,
+            batch.metadata,
+            batch.output_expires_seconds,
+        )
+        return await self._context.db.write(
+            lambda connection: idempotency_repo.once(
+                connection,
+                request,
+                now_ms,
+                make=lambda: batches_repo.insert(connection, batch, now_ms),
+                find=lambda batch_id: batches_repo.get(connection, batch_id, batch.project_id),
+            )
+        )
 
     async def GetBatch(
         self, request: batches_pb2.GetBatchRequest, context: Call
@@ -97,6 +118,16 @@ class BatchesServicer(batches_pb2_grpc.BatchesServicer):
         self._context.wake("outbox")
         self._context.wake("ender")
         return batches_pb2.CancelBatchResponse(batch=to_proto(row))
+
+    async def GetUsage(
+        self, request: batches_pb2.GetUsageRequest, context: Call
+    ) -> batches_pb2.GetUsageResponse:
+        """See batches.proto."""
+        project_id = project_of(context)
+        by_key = await self._context.db.read(
+            lambda connection: usage_repo.by_key(connection, project_id)
+        )
+        return batches_pb2.GetUsageResponse(project_id=project_id, by_key=by_key)
 
 
 def to_proto(row: batches_repo.Row) -> batches_pb2.Batch:

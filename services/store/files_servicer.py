@@ -3,8 +3,9 @@
 from collections.abc import AsyncIterator
 
 from protos.nightshift.v1 import files_pb2, files_pb2_grpc
+from services.kit import rpc
 from services.kit.frames import FRAME_BYTES
-from services.kit.interceptors import Call, project_of
+from services.kit.interceptors import Call, metadata_value, project_of
 from services.store import files_repo, uploading
 from services.store.context import Context
 from services.store.input_reader import read_span
@@ -24,7 +25,11 @@ class FilesServicer(files_pb2_grpc.FilesServicer):
         self, request_iterator: AsyncIterator[files_pb2.UploadFileRequest], context: Call
     ) -> files_pb2.UploadFileResponse:
         """See files.proto."""
-        upload = uploading.Upload(self._context, project_of(context))
+        upload = uploading.Upload(
+            self._context,
+            project_of(context),
+            idempotency_key=metadata_value(context, rpc.IDEMPOTENCY_KEY),
+        )
         return files_pb2.UploadFileResponse(file=await upload.receive(request_iterator))
 
     async def GetFile(

@@ -160,6 +160,8 @@ batches: Final = sa.Table(
     sa.Column("completion_window", sa.String(16), nullable=False),
     sa.Column("metadata", sa.JSON),
     sa.Column("output_expires_seconds", _BIG),
+    # Of the API key that created it; null where none was configured.
+    sa.Column("key_id", sa.String(64)),
     sa.Column("created_at", _BIG, nullable=False),
     sa.Column("expires_ms", _BIG, nullable=False),
     sa.Column("in_progress_at", _BIG),

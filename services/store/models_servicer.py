@@ -2,11 +2,12 @@
 
 import sqlalchemy as sa
 
-from protos.nightshift.v1 import admin_pb2, admin_pb2_grpc, models_pb2, models_pb2_grpc
+from protos.nightshift.v1 import admin_pb2, models_pb2, models_pb2_grpc
 from services.kit.errors import InvalidRequestError
 from services.kit.interceptors import Call
 from services.store import models_repo
 from services.store.context import Context
+from services.store.keys_servicer import KeyAdmin
 
 _MAX_NAME = 512
 
@@ -35,11 +36,11 @@ class ModelsServicer(models_pb2_grpc.ModelsServicer):
         return models_pb2.GetModelResponse(model=models_repo.to_proto(row))
 
 
-class AdminServicer(admin_pb2_grpc.AdminServicer):
-    """Changes models."""
+class AdminServicer(KeyAdmin):
+    """Changes models; keys are its parent's."""
 
     def __init__(self, context: Context) -> None:
-        """Change the models of `context`."""
+        """Change the models and keys of `context`."""
         self._context = context
 
     async def PutModels(

@@ -2,10 +2,11 @@
 
 import asyncio
 
-from services.store import blobs_repo, files_repo
+from services.store import blobs_repo, files_repo, idempotency_repo
 from services.store.context import Context
 
 _AT_ONCE = 64
+_ROWS_AT_ONCE = 1_000
 ABANDONED_SECONDS = 24 * 3_600
 """Longer than any upload takes; what is announced and not named by then never will be."""
 
@@ -27,6 +28,10 @@ class Sweeper:
         )
         while await self._context.db.write(
             lambda connection: files_repo.purge(connection, now_ms // 1000, _AT_ONCE)
+        ):
+            pass
+        while await self._context.db.write(
+            lambda connection: idempotency_repo.forget_old(connection, now_ms, _ROWS_AT_ONCE)
         ):
             pass
         deleted = 0

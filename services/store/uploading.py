@@ -1,6 +1,7 @@
 """One upload: frames in, a durable and indexed file out, or nothing at all."""
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -9,7 +10,7 @@ import sqlalchemy as sa
 from protos.nightshift.v1 import files_pb2
 from services.kit.errors import InvalidRequestError, TooLargeError
 from services.kit.ids import FileId, ProjectId
-from services.store import blobs_repo, files_repo
+from services.store import blobs_repo, files_repo, idempotency_repo
 from services.store.context import Context
 from services.store.domain.line_index import LineIndex, LineIndexer
 from services.store.domain.shape import Shape, refusal
@@ -30,10 +31,15 @@ Requests = AsyncIterator[files_pb2.UploadFileRequest]
 class Upload:
     """Receives one file. The purpose may come after the bytes, so every file is indexed."""
 
-    def __init__(self, context: Context, project_id: ProjectId) -> None:
-        """Prepare to receive a file of `project_id`."""
+    def __init__(
+        self, context: Context, project_id: ProjectId, *, idempotency_key: str = ""
+    ) -> None:
+        """Prepare to receive a file of `project_id`, once for all uploads of the same key."""
         self._context = context
         self._project_id = project_id
+        self._idempotency_key = idempotency_key
+        # Hashed only where an equal request has to be told from another.
+        self._hash = hashlib.sha256() if idempotency_key else None
         settings = context.settings
         self._most = max(settings.max_file_bytes, settings.max_batch_file_bytes)
         self._indexer: LineIndexer | None = LineIndexer(
@@ -65,9 +71,9 @@ class Upload:
             self._give_up(content)
             raise
 
-    def _give_up(self, content: str) -> None:
+    def _give_up(self, *names: str) -> None:
         task = asyncio.ensure_future(
-            self._context.db.write(lambda connection: blobs_repo.doom(connection, [content]))
+            self._context.db.write(lambda connection: blobs_repo.doom(connection, names))
         )
         task.add_done_callback(lambda done: done.exception())
         self._context.wake("sweeper")
@@ -104,6 +110,8 @@ class Upload:
             self._size += len(data)
             if self._size > self._most:
                 raise self._too_large(self._most)
+            if self._hash is not None:
+                await asyncio.to_thread(self._hash.update, data)
             if self._indexer is not None:
                 if self._size > self._context.settings.max_batch_file_bytes:
                     # Too large for a batch, so that nobody will ask for its index.
@@ -154,8 +162,34 @@ class Upload:
             parts=[(content, self._size)],
             index_blob=index_blob,
         )
-        row = await self._context.db.write(lambda connection: files_repo.insert(connection, file))
+        row = await self._insert(file, now_ms)
+        if row.id != file.id:
+            # An equal upload was first, so that nothing will name what this one wrote.
+            self._give_up(content, *filter(None, [index_blob]))
         return to_proto(row)
+
+    async def _insert(self, file: files_repo.NewFile, now_ms: int) -> Row:
+        asked = self._footer is not None and self._footer.HasField("expires_after")
+        request = idempotency_repo.keyed(
+            self._project_id,
+            self._idempotency_key,
+            "file",
+            "" if self._hash is None else self._hash.hexdigest(),
+            file.filename,
+            file.purpose,
+            self._footer.expires_after.seconds if self._footer is not None and asked else None,
+        )
+        return await self._context.db.write(
+            lambda connection: idempotency_repo.once(
+                connection,
+                request,
+                now_ms,
+                make=lambda: files_repo.insert(connection, file),
+                find=lambda file_id: files_repo.get(
+                    connection, file_id, self._project_id, now_ms // 1000
+                ),
+            )
+        )
 
     async def _store_index(self, index: LineIndex) -> str:
         name = self._context.blob_name(self._project_id, "index")

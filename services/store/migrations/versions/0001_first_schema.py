@@ -45,6 +45,34 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_projects")),
     )
     op.create_table(
+        "api_keys",
+        sa.Column("id", sa.String(length=64), nullable=False),
+        sa.Column("seq", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
+        sa.Column("project_id", sa.String(length=64), nullable=False),
+        sa.Column("name", sa.String(length=100), nullable=False),
+        sa.Column("sha256", sa.String(length=64), nullable=False),
+        sa.Column("prefix", sa.String(length=16), nullable=False),
+        sa.Column("last_four", sa.String(length=4), nullable=False),
+        sa.Column(
+            "requests_per_minute",
+            sa.BigInteger().with_variant(sa.Integer(), "sqlite"),
+            nullable=True,
+        ),
+        sa.Column(
+            "created_at", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False
+        ),
+        sa.Column(
+            "revoked_at", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=True
+        ),
+        sa.CheckConstraint("requests_per_minute > 0", name=op.f("ck_api_keys_requests_per_minute")),
+        sa.ForeignKeyConstraint(
+            ["project_id"], ["projects.id"], name=op.f("fk_api_keys_project_id")
+        ),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_api_keys")),
+        sa.UniqueConstraint("seq", name=op.f("uq_api_keys_seq")),
+        sa.UniqueConstraint("sha256", name=op.f("uq_api_keys_sha256")),
+    )
+    op.create_table(
         "batches",
         sa.Column("id", sa.String(length=64), nullable=False),
         sa.Column("seq", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
@@ -59,6 +87,7 @@ def upgrade() -> None:
             sa.BigInteger().with_variant(sa.Integer(), "sqlite"),
             nullable=True,
         ),
+        sa.Column("key_id", sa.String(length=64), nullable=True),
         sa.Column(
             "created_at", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False
         ),
@@ -306,6 +335,25 @@ def upgrade() -> None:
         )
 
     op.create_table(
+        "idempotency_keys",
+        sa.Column("project_id", sa.String(length=64), nullable=False),
+        sa.Column("key", sa.String(length=255), nullable=False),
+        sa.Column("fingerprint", sa.String(length=64), nullable=False),
+        sa.Column("object_id", sa.String(length=64), nullable=False),
+        sa.Column(
+            "created_ms", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False
+        ),
+        sa.ForeignKeyConstraint(
+            ["project_id"], ["projects.id"], name=op.f("fk_idempotency_keys_project_id")
+        ),
+        sa.PrimaryKeyConstraint("project_id", "key", name=op.f("pk_idempotency_keys")),
+    )
+    with op.batch_alter_table("idempotency_keys", schema=None) as batch_op:
+        batch_op.create_index(
+            batch_op.f("ix_idempotency_keys_created_ms"), ["created_ms"], unique=False
+        )
+
+    op.create_table(
         "models",
         sa.Column("name", sa.String(length=512), nullable=False),
         sa.Column("pool_id", sa.String(length=64), nullable=False),
@@ -526,6 +574,10 @@ def downgrade() -> None:
     op.drop_table("bit_blocks")
     op.drop_table("outbox")
     op.drop_table("models")
+    with op.batch_alter_table("idempotency_keys", schema=None) as batch_op:
+        batch_op.drop_index(batch_op.f("ix_idempotency_keys_created_ms"))
+
+    op.drop_table("idempotency_keys")
     with op.batch_alter_table("files", schema=None) as batch_op:
         batch_op.drop_index(batch_op.f("ix_files_project_id_seq"))
         batch_op.drop_index(batch_op.f("ix_files_expires_at"))
@@ -571,6 +623,7 @@ def downgrade() -> None:
         )
 
     op.drop_table("batches")
+    op.drop_table("api_keys")
     op.drop_table("projects")
     op.drop_table("pools")
     op.drop_table("leadership")
