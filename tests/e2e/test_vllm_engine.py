@@ -158,3 +158,18 @@ async def test_close_aborts_and_leaves_no_process(subject: Subject) -> None:
     assert {type(outcome) for outcome in outcomes} == {RequestAborted}
     await eventually(lambda: not engine_processes())
     await subject.engine.close()
+
+
+async def test_a_start_that_is_cancelled_ends_soon_and_leaves_no_process(tiny_model: Path) -> None:
+    engine = VllmEngine(model=str(tiny_model), served_name="tiny", engine_args=[])
+    starting = asyncio.create_task(engine.start())
+    await eventually(engine_processes, within_seconds=60)
+
+    # A draining executor cancels twice; the second must not cut the clearing up short.
+    starting.cancel()
+    await asyncio.sleep(0)
+    starting.cancel()
+    async with asyncio.timeout(10):
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+    assert engine_processes() == []

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -105,7 +105,7 @@ class VllmEngine:
             arguments, self._llm = starting.result()
             self._served = await vllm_api.serve(self._llm, arguments)
         except BaseException as error:
-            await self._settle(starting, others)
+            await _to_its_end(self._settle(starting, others))
             await self.close()
             if isinstance(error, EngineError) or not isinstance(error, Exception):
                 raise
@@ -256,6 +256,14 @@ class VllmEngine:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         psutil.wait_procs(alive, timeout=_PROCESSES_GONE_SECONDS)
+
+
+async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Await `work` however often we are cancelled meanwhile: processes hang on it."""
+    task = asyncio.create_task(work)
+    while not task.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.shield(task)
 
 
 def _pass_on(future: asyncio.Future[EngineResponse], task: asyncio.Task[None]) -> None:
