@@ -48,6 +48,15 @@ def doom(connection: sa.Connection, names: Iterable[str]) -> None:
         connection.execute(blobs.update().where(blobs.c.name == name).values(state="doomed"))
 
 
+def doom_announced(connection: sa.Connection, names: Sequence[str]) -> None:
+    """Doom blobs that will not be named after all; those that a row names by now stay."""
+    connection.execute(
+        blobs.update()
+        .where(blobs.c.name.in_(names), blobs.c.state == "pending")
+        .values(state="doomed")
+    )
+
+
 def doom_abandoned(connection: sa.Connection, before_ms: int) -> int:
     """Doom what was announced before `before_ms` and never named; return how many."""
     return connection.execute(

@@ -19,7 +19,12 @@ _OPEN = ("validating", "in_progress", "finalizing", "cancelling")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewFile:
-    """What a file's row is made of; sizes in bytes, times in Unix seconds."""
+    """What a file's row is made of; sizes in bytes, times in Unix seconds.
+
+    Attributes:
+        parts: (blob name, bytes) of each part, in order.
+        parts_live: the parts' blobs are named by other rows, which this one takes the place of.
+    """
 
     id: FileId
     project_id: ProjectId
@@ -29,6 +34,7 @@ class NewFile:
     created_at: int
     expires_at: int | None
     parts: Sequence[tuple[str, int]]
+    parts_live: bool = False
     index_blob: str | None = None
     of_batch_id: str | None = None
     of_kind: str | None = None
@@ -36,7 +42,7 @@ class NewFile:
 
 def insert(connection: sa.Connection, file: NewFile) -> Row:
     """Insert a file whose blobs are durable, and make them live."""
-    names = [name for name, _ in file.parts]
+    names = [] if file.parts_live else [name for name, _ in file.parts]
     if file.index_blob is not None:
         names.append(file.index_blob)
     blobs_repo.make_live(connection, names)

@@ -10,14 +10,12 @@ import sqlalchemy as sa
 from protos.nightshift.v1 import files_pb2
 from services.kit.errors import InvalidRequestError, TooLargeError
 from services.kit.ids import FileId, ProjectId
-from services.store import blobs_repo, files_repo, idempotency_repo
+from services.store import files_repo, idempotency_repo, receiving
 from services.store.context import Context
 from services.store.domain.line_index import LineIndex, LineIndexer
 from services.store.domain.shape import Shape, refusal
 
 PURPOSES = ("fine-tune", "assistants", "batch", "user_data", "vision", "evals")
-IDLE_SECONDS = 60.0
-"""A client that sends nothing for this long has gone."""
 MAX_FILENAME_CHARACTERS = 4_096
 MIN_EXPIRY_SECONDS = 3_600
 MAX_EXPIRY_SECONDS = 2_592_000
@@ -58,50 +56,26 @@ class Upload:
             TooLargeError: more bytes than allowed.
         """
         header = await self._header(requests)
-        content = self._context.blob_name(self._project_id, "file")
-        now_ms = self._context.now_ms()
-        await self._context.db.write(
-            lambda connection: blobs_repo.announce(connection, [content], self._project_id, now_ms)
-        )
+        content = await receiving.announce(self._context, self._project_id, "file")
         try:
             await self._context.blobs.put(content, self._data(requests))
             return await self._record(header, content)
         except BaseException:
-            # Shielded by not awaiting: the row stays doomed or pending, the sweeper does the rest.
-            self._give_up(content)
+            receiving.give_up(self._context, [content])
             raise
 
-    def _give_up(self, *names: str) -> None:
-        task = asyncio.ensure_future(
-            self._context.db.write(lambda connection: blobs_repo.doom(connection, names))
-        )
-        task.add_done_callback(lambda done: done.exception())
-        self._context.wake("sweeper")
-
     async def _header(self, requests: Requests) -> files_pb2.UploadFileHeader:
-        first = await self._next(requests)
+        first = await receiving.next_frame(requests)
         if first is None or not first.HasField("header"):
             raise InvalidRequestError("The first frame of an upload must be its header.")
         header = first.header
-        if not header.filename or len(header.filename) > MAX_FILENAME_CHARACTERS:
-            raise InvalidRequestError(
-                f"A file needs a name of 1 to {MAX_FILENAME_CHARACTERS} characters.", param="file"
-            )
+        check_filename(header.filename, param="file")
         if header.HasField("declared_bytes") and header.declared_bytes > self._most:
             raise self._too_large(self._most)
         return header
 
-    async def _next(self, requests: Requests) -> files_pb2.UploadFileRequest | None:
-        try:
-            async with asyncio.timeout(IDLE_SECONDS):
-                return await anext(requests, None)
-        except TimeoutError:
-            raise InvalidRequestError(
-                f"Nothing was received for {IDLE_SECONDS:.0f} seconds; upload the file again."
-            ) from None
-
     async def _data(self, requests: Requests) -> AsyncIterator[bytes]:
-        while (request := await self._next(requests)) is not None:
+        while (request := await receiving.next_frame(requests)) is not None:
             if request.HasField("footer"):
                 self._footer = request.footer
                 self._check_footer(request.footer)
@@ -124,10 +98,7 @@ class Upload:
     def _check_footer(self, footer: files_pb2.UploadFileFooter) -> None:
         if not footer.HasField("purpose"):
             raise InvalidRequestError("'purpose' is a required property")
-        if footer.purpose not in PURPOSES:
-            raise InvalidRequestError(
-                f"'{footer.purpose}' is not one of {list(PURPOSES)} - 'purpose'", param="purpose"
-            )
+        check_purpose(footer.purpose)
         limit = self._context.settings.max_batch_file_bytes
         if footer.purpose == "batch" and self._size > limit:
             raise InvalidRequestError(
@@ -151,6 +122,7 @@ class Upload:
             index_blob = await self._store_index(index)
         now_ms = self._context.now_ms()
         created_at = now_ms // 1000
+        seconds = footer.expires_after.seconds if footer.HasField("expires_after") else None
         file = files_repo.NewFile(
             id=FileId(f"file-{self._context.new_id()}"),
             project_id=self._project_id,
@@ -158,14 +130,14 @@ class Upload:
             filename=header.filename,
             bytes=self._size,
             created_at=created_at,
-            expires_at=expires_at(footer, created_at),
+            expires_at=expires_at(footer.purpose, seconds, created_at),
             parts=[(content, self._size)],
             index_blob=index_blob,
         )
         row = await self._insert(file, now_ms)
         if row.id != file.id:
             # An equal upload was first, so that nothing will name what this one wrote.
-            self._give_up(content, *filter(None, [index_blob]))
+            receiving.give_up(self._context, [content, *filter(None, [index_blob])])
         return to_proto(row)
 
     async def _insert(self, file: files_repo.NewFile, now_ms: int) -> Row:
@@ -192,11 +164,7 @@ class Upload:
         )
 
     async def _store_index(self, index: LineIndex) -> str:
-        name = self._context.blob_name(self._project_id, "index")
-        now_ms = self._context.now_ms()
-        await self._context.db.write(
-            lambda connection: blobs_repo.announce(connection, [name], self._project_id, now_ms)
-        )
+        name = await receiving.announce(self._context, self._project_id, "index")
         await self._context.blobs.put(name, index.to_bytes())
         return name
 
@@ -210,6 +178,30 @@ def refuse_unreadable(index: LineIndex) -> None:
     if index.any_object and index.shape is not Shape.EMPTY:
         return
     raise InvalidRequestError(refusal(index.shape))
+
+
+def check_purpose(purpose: str) -> None:
+    """Refuse a purpose that no upload may have.
+
+    Raises:
+        InvalidRequestError: it is none of `PURPOSES`.
+    """
+    if purpose not in PURPOSES:
+        raise InvalidRequestError(
+            f"'{purpose}' is not one of {list(PURPOSES)} - 'purpose'", param="purpose"
+        )
+
+
+def check_filename(filename: str, *, param: str) -> None:
+    """Refuse a name that is empty or endless; any other is a file's name, never a path.
+
+    Raises:
+        InvalidRequestError: it does not fit.
+    """
+    if not filename or len(filename) > MAX_FILENAME_CHARACTERS:
+        raise InvalidRequestError(
+            f"A file needs a name of 1 to {MAX_FILENAME_CHARACTERS} characters.", param=param
+        )
 
 
 def check_expiry(expires_after: files_pb2.ExpiresAfter, name: str) -> None:
@@ -237,11 +229,17 @@ def check_expiry(expires_after: files_pb2.ExpiresAfter, name: str) -> None:
     )
 
 
-def expires_at(footer: files_pb2.UploadFileFooter, created_at: int) -> int | None:
-    """Return when an uploaded file goes by itself, in Unix seconds; None means never."""
-    if footer.HasField("expires_after"):
-        return created_at + footer.expires_after.seconds
-    return created_at + BATCH_EXPIRY_SECONDS if footer.purpose == "batch" else None
+def expires_at(purpose: str, seconds: int | None, created_at: int) -> int | None:
+    """Return when a file goes by itself, in Unix seconds; None means never.
+
+    Args:
+        purpose: decides where no expiry is asked for.
+        seconds: expiry asked for, from the file's creation on.
+        created_at: when the file was created.
+    """
+    if seconds is not None:
+        return created_at + seconds
+    return created_at + BATCH_EXPIRY_SECONDS if purpose == "batch" else None
 
 
 def to_proto(row: Row) -> files_pb2.File:

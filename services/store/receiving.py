@@ -1,0 +1,54 @@
+"""What takes content in has in common: frames that come in time, blobs that are announced first."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import TypeVar
+
+from services.kit.errors import InvalidRequestError
+from services.kit.ids import ProjectId
+from services.store import blobs_repo
+from services.store.context import Context
+
+IDLE_SECONDS = 60.0
+"""A client that sends nothing for this long has gone."""
+
+Frame = TypeVar("Frame")
+
+
+async def next_frame(requests: AsyncIterator[Frame]) -> Frame | None:
+    """Return a stream's next frame; None at its end.
+
+    Raises:
+        InvalidRequestError: none came for too long.
+    """
+    try:
+        async with asyncio.timeout(IDLE_SECONDS):
+            return await anext(requests, None)
+    except TimeoutError:
+        raise InvalidRequestError(
+            f"Nothing was received for {IDLE_SECONDS:.0f} seconds; upload it again."
+        ) from None
+
+
+async def announce(context: Context, project_id: ProjectId, kind: str) -> str:
+    """Return the name of a new blob, which is announced and may be written."""
+    name = context.blob_name(project_id, kind)
+    now_ms = context.now_ms()
+    await context.db.write(
+        lambda connection: blobs_repo.announce(connection, [name], project_id, now_ms)
+    )
+    return name
+
+
+def give_up(context: Context, names: Sequence[str]) -> None:
+    """Have the sweeper delete blobs that were announced and are named by no row.
+
+    Returns at once: who gives up may be cancelled. The writer works in order, so that blobs whose
+    row was on its way are live by then, and stay.
+    """
+    task = asyncio.ensure_future(
+        context.db.write(lambda connection: blobs_repo.doom_announced(connection, names))
+    )
+    # Whatever fails here, the sweeper finds what stayed announced for too long.
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    context.wake("sweeper")
