@@ -61,8 +61,8 @@ class Finalizer:
         ended = 0
         while True:
             if len(self._running) < AT_ONCE:
-                for row in await self._claim(AT_ONCE - len(self._running)):
-                    self._running[row.id] = asyncio.create_task(self._finalize(row))
+                for row, part in await self._claim(AT_ONCE - len(self._running)):
+                    self._running[row.id] = asyncio.create_task(self._finalize(row, [part]))
             if not self._running:
                 return ended
             # Batches that are sealed meanwhile need not wait for a large one.
@@ -77,8 +77,11 @@ class Finalizer:
                     task.result()
                     ended += 1
 
-    async def _claim(self, most: int) -> list[Row]:
-        """Take the lease of up to `most` batches, those sealed first, first."""
+    async def _claim(self, most: int) -> list[tuple[Row, str]]:
+        """Take the lease of up to `most` batches, those sealed first, first.
+
+        The first part of each is announced in the same transaction, which most need no other for.
+        """
         now_ms = self._context.now_ms()
         free = sa.or_(batches.c.finalize_holder.is_(None), batches.c.finalize_until_ms <= now_ms)
         if self._context.db.is_sqlite:
@@ -98,22 +101,23 @@ class Finalizer:
         if not await self._context.db.read(lambda connection: connection.scalars(waiting).all()):
             return []
 
-        def take(connection: sa.Connection) -> list[Row]:
-            return list(
-                connection.execute(
-                    batches.update()
-                    .where(batches.c.id.in_(connection.scalars(waiting).all()), free)
-                    .values(finalize_holder=self._holder, finalize_until_ms=now_ms + _LEASE_MS)
-                    .returning(batches)
-                )
-            )
+        def take(connection: sa.Connection) -> list[tuple[Row, str]]:
+            rows = connection.execute(
+                batches.update()
+                .where(batches.c.id.in_(connection.scalars(waiting).all()), free)
+                .values(finalize_holder=self._holder, finalize_until_ms=now_ms + _LEASE_MS)
+                .returning(batches)
+            ).all()
+            return [(row, self._announce_part(connection, row)) for row in rows]
 
         return await self._context.db.write(take)
 
-    async def _finalize(self, batch: Row) -> None:
+    async def _finalize(self, batch: Row, announced: list[str]) -> None:
         try:
             written = [
-                await self._write(batch, kind) for kind in ("output", "error") if _has(batch, kind)
+                await self._write(batch, kind, announced)
+                for kind in ("output", "error")
+                if _has(batch, kind)
             ]
             await self._context.db.write(lambda connection: self._end(connection, batch, written))
         except LeaseLostError:
@@ -127,8 +131,8 @@ class Finalizer:
             _log.info("batch_ended", batch=batch.id)
             self._context.wake("outbox")
 
-    async def _write(self, batch: Row, kind: Kind) -> files_repo.NewFile:
-        """Write one end file as durable parts that nothing names yet."""
+    async def _write(self, batch: Row, kind: Kind, announced: list[str]) -> files_repo.NewFile:
+        """Write one end file as durable parts that nothing names yet; uses `announced` up."""
         parts: list[tuple[str, int]] = []
         async with aclosing(EndFile(self._context, self._reader, batch, kind).pieces()) as pieces:
             first = await anext(pieces, None)
@@ -136,7 +140,7 @@ class Finalizer:
                 part = _Part(first, pieces)
                 second = await anext(pieces, None)
                 content = first if second is None else part.content(second)
-                name = await self._announce(batch)
+                name = announced.pop() if announced else await self._announce(batch)
                 parts.append((name, await self._context.blobs.put(name, content)))
                 first = None if second is None else await anext(pieces, None)
         now_at = self._context.now_ms() // 1000
@@ -156,14 +160,17 @@ class Finalizer:
 
     async def _announce(self, batch: Row) -> str:
         """Announce the next part, under a lease that is renewed with it."""
+
+        def announce(connection: sa.Connection) -> str:
+            self._renew(connection, batch.id, _LEASE_MS)
+            return self._announce_part(connection, batch)
+
+        return await self._context.db.write(announce)
+
+    def _announce_part(self, connection: sa.Connection, batch: Row) -> str:
         project_id = ProjectId(batch.project_id)
         name = self._context.blob_name(project_id, "part")
-
-        def announce(connection: sa.Connection) -> None:
-            self._renew(connection, batch.id, _LEASE_MS)
-            blobs_repo.announce(connection, [name], project_id, self._context.now_ms())
-
-        await self._context.db.write(announce)
+        blobs_repo.announce(connection, [name], project_id, self._context.now_ms())
         return name
 
     def _renew(self, connection: sa.Connection, batch_id: str, lease_ms: int) -> None:

@@ -68,8 +68,12 @@ class Validator:
         project_id = ProjectId(row.project_id)
         now_at = self._context.now_ms() // 1000
         try:
-            file = await self._context.db.read(
-                lambda connection: files_repo.get(connection, row.input_file_id, project_id, now_at)
+            # Together, since each trip to a reader's thread costs as much as its statement.
+            file, models = await self._context.db.read(
+                lambda connection: (
+                    files_repo.get(connection, row.input_file_id, project_id, now_at),
+                    models_repo.list_all(connection),
+                )
             )
         except NotFoundError:
             return [
@@ -88,16 +92,15 @@ class Validator:
         if file.index_blob is None:
             return [_file_error(f"The file {file.id} is too large for a batch; split it.")]
         try:
-            return await self._check_lines(row, file)
+            return await self._check_lines(row, file, models)
         except BlobMissingError:
             _log.exception("input_missing", batch=row.id, file=file.id)
             return [_file_error(f"The content of file {file.id} is gone; upload it again.")]
 
     async def _check_lines(
-        self, row: batches_repo.Row, file: files_repo.Row
+        self, row: batches_repo.Row, file: files_repo.Row, models: Sequence[models_repo.Row]
     ) -> batches_repo.Input | _Errors:
         index = await self._reader.index(file.index_blob)
-        models = await self._context.db.read(models_repo.list_all)
         served = models_repo.served(models)
         verdict = await asyncio.to_thread(
             validate.check_input,

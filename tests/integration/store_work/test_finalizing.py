@@ -185,8 +185,8 @@ async def test_a_store_that_died_while_finalizing_does_it_once_more(tmp_path: Pa
         batch_id = await store.batch(3)
         token = await open_all(store, batch_id, 3)
         await store.finish(token, [0, 1, 2], batch_id, failed=[1])
-        rows = await store.finalizer._claim(1)
-        await store.finalizer._write(rows[0], "output")
+        ((row, part),) = await store.finalizer._claim(1)
+        await store.finalizer._write(row, "output", [part])
         assert (await store.get(batch_id)).status == FINALIZING
     async with running(tmp_path) as store:
         await store.turn()
@@ -202,11 +202,11 @@ async def test_who_lost_the_lease_ends_nothing(store: Store) -> None:
     batch_id = await store.batch(1)
     token = await open_all(store, batch_id, 1)
     await store.finish(token, [0], batch_id)
-    (row,) = await store.finalizer._claim(1)
+    ((row, part),) = await store.finalizer._claim(1)
     await store.context.db.write(
         lambda connection: connection.execute(batches.update().values(finalize_holder="other"))
     )
-    await store.finalizer._finalize(row)
+    await store.finalizer._finalize(row, [part])
     assert (await store.get(batch_id)).status == FINALIZING
     assert await store.sql(sa.select(files.c.id).where(files.c.of_batch_id == batch_id)) == []
 
