@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from protos.nightshift.v1 import dispatch_pb2
 from services.kit.errors import ConflictError, NotFoundError
 from services.kit.ids import BatchId, ProjectId
-from services.store import outbox
+from services.store import deliveries_repo, outbox
 from services.store.context import next_seq
 from services.store.domain import state
 from services.store.domain.state import BatchStatus
@@ -110,17 +110,24 @@ def move(
 ) -> bool:
     """Enter `target` from wherever the drawing allows; tell whether it happened.
 
-    Zero rows mean that the batch is there already or went elsewhere: the caller reads which.
+    Nothing moved means that the batch is there already or went elsewhere: the caller reads which.
+    Every end of a batch comes through here, so that whoever asked is told of it: wake the loop
+    `deliveries` once it is committed.
     """
-    moved = connection.execute(
+    project_id = connection.scalar(
         batches.update()
         .where(
             batches.c.id == batch_id,
             batches.c.status.in_([status.value for status in state.sources(target)]),
         )
         .values(status=target.value, **{state.TIMESTAMP_COLUMN[target]: now_ms // 1000}, **values)
+        .returning(batches.c.project_id)
     )
-    return moved.rowcount == 1
+    if project_id is not None and target in state.TERMINAL:
+        deliveries_repo.add(
+            connection, batch_id=batch_id, project_id=project_id, end=target, now_ms=now_ms
+        )
+    return project_id is not None
 
 
 def cancel(connection: sa.Connection, batch_id: str, project_id: ProjectId, now_ms: int) -> Row:

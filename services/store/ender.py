@@ -56,6 +56,7 @@ class Ender:
         if moved:
             self._context.wake("outbox")
             self._context.wake("finalizer")
+            self._context.wake("deliveries")
         await self._plan()
         return moved
 

@@ -130,6 +130,7 @@ class Finalizer:
         else:
             _log.info("batch_ended", batch=batch.id)
             self._context.wake("outbox")
+            self._context.wake("deliveries")
 
     async def _write(self, batch: Row, kind: Kind, announced: list[str]) -> files_repo.NewFile:
         """Write one end file as durable parts that nothing names yet; uses `announced` up."""

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import fcntl
+import random
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import NoReturn
@@ -12,6 +13,8 @@ from protos.nightshift.v1 import (
     batches_pb2_grpc,
     files_pb2_grpc,
     models_pb2_grpc,
+    uploads_pb2_grpc,
+    webhooks_pb2_grpc,
     work_pb2_grpc,
 )
 from services.kit import bus as kit_bus
@@ -25,6 +28,7 @@ from services.store.batches_servicer import BatchesServicer
 from services.store.blobs.local import LocalBlobs
 from services.store.context import Context, LoopName
 from services.store.database import Database
+from services.store.deliveries import Deliveries
 from services.store.ender import Ender
 from services.store.files_servicer import FilesServicer
 from services.store.finalizer import Finalizer
@@ -34,7 +38,10 @@ from services.store.outbox import Outbox
 from services.store.secret import ensure_secret
 from services.store.settings import StoreSettings
 from services.store.sweeper import Sweeper
+from services.store.uploads_servicer import UploadsServicer
 from services.store.validator import Validator
+from services.store.webhook_sender import Sender
+from services.store.webhooks_servicer import WebhooksServicer
 from services.store.work_servicer import WorkServicer
 
 _TICK_SECONDS = 1.0
@@ -78,12 +85,16 @@ async def _serve(stopping: asyncio.Event) -> None:
         )
         reader = InputReader(context.blobs)
         outbox = Outbox(db)
-        _start_loops(stack, loops, context, reader, outbox)
+        sender = Sender(allow_private=settings.webhooks_allow_private)
+        await stack.enter_async_context(sender)
+        deliveries = Deliveries(context, sender, chance=random.random)
+        stack.push_async_callback(deliveries.close)
+        _start_loops(stack, loops, context, reader, outbox, deliveries)
         stack.callback(_attach_bus(settings.nats_url, outbox, loops["outbox"]).cancel)
         service.serve_metrics(settings.metrics_listen)
         server = await rpc.start_server(
             settings.listen,
-            _entries(context, reader),
+            _entries(context, reader, sender),
             [TelemetryInterceptor(), SecretInterceptor(secret), ErrorsInterceptor()],
         )
         stack.push_async_callback(server.drain, service.DRAIN_SECONDS)
@@ -110,12 +121,14 @@ def _start_loops(
     context: Context,
     reader: InputReader,
     outbox: Outbox,
+    deliveries: Deliveries,
 ) -> None:
     turns: dict[LoopName, tuple[Callable[[], Awaitable[object]], float]] = {
         "outbox": (outbox.run_once, _TICK_SECONDS),
         "validator": (Validator(context, reader).run_once, _TICK_SECONDS),
         "ender": (Ender(context, reader).run_once, _TICK_SECONDS),
         "finalizer": (Finalizer(context, reader).run_once, _TICK_SECONDS),
+        "deliveries": (deliveries.run_once, _TICK_SECONDS),
         "sweeper": (Sweeper(context).run_once, _SWEEP_SECONDS),
     }
     for name, (run_once, tick_seconds) in turns.items():
@@ -146,10 +159,15 @@ def _attach_bus(url: str, outbox: Outbox, loop: Loop) -> "asyncio.Task[None]":
     return asyncio.create_task(attach(), name="bus")
 
 
-def _entries(context: Context, reader: InputReader) -> list[rpc.ServiceEntry]:
+def _entries(context: Context, reader: InputReader, sender: Sender) -> list[rpc.ServiceEntry]:
     return [
         rpc.ServiceEntry(
             f"{_PACKAGE}.Files", FilesServicer(context), files_pb2_grpc.add_FilesServicer_to_server
+        ),
+        rpc.ServiceEntry(
+            f"{_PACKAGE}.Uploads",
+            UploadsServicer(context),
+            uploads_pb2_grpc.add_UploadsServicer_to_server,
         ),
         rpc.ServiceEntry(
             f"{_PACKAGE}.Batches",
@@ -163,6 +181,11 @@ def _entries(context: Context, reader: InputReader) -> list[rpc.ServiceEntry]:
         ),
         rpc.ServiceEntry(
             f"{_PACKAGE}.Admin", AdminServicer(context), admin_pb2_grpc.add_AdminServicer_to_server
+        ),
+        rpc.ServiceEntry(
+            f"{_PACKAGE}.Webhooks",
+            WebhooksServicer(context, sender),
+            webhooks_pb2_grpc.add_WebhooksServicer_to_server,
         ),
         rpc.ServiceEntry(
             f"{_PACKAGE}.Work",

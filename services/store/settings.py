@@ -29,6 +29,7 @@ class StoreSettings(ServiceSettings):
     max_batch_lines: int = Field(50_000, gt=0)
     max_batch_file_bytes: int = Field(200 * MIB, gt=0)
     max_file_bytes: int = Field(512 * MIB, gt=0)
+    max_upload_bytes: int = Field(8 * 1024 * MIB, gt=0)
     max_line_bytes: int = Field(16 * MIB, gt=0)
     max_reported_errors: int = Field(100, gt=0)
     lease_seconds: float = Field(15.0, gt=0)
@@ -36,6 +37,8 @@ class StoreSettings(ServiceSettings):
     #: `full` syncs every commit to disk before it is acknowledged; `relaxed` may lose the last
     #: seconds to a power cut.
     durability: Literal["full", "relaxed"] = "full"
+    #: Lets webhooks go to private addresses and over http, as within one's own network.
+    webhooks_allow_private: bool = False
 
     @property
     def sqlalchemy_url(self) -> str:

@@ -2,7 +2,13 @@
 
 import asyncio
 
-from services.store import blobs_repo, files_repo, idempotency_repo
+from services.store import (
+    blobs_repo,
+    deliveries_repo,
+    files_repo,
+    idempotency_repo,
+    uploads_repo,
+)
 from services.store.context import Context
 
 _AT_ONCE = 64
@@ -12,7 +18,7 @@ ABANDONED_SECONDS = 24 * 3_600
 
 
 class Sweeper:
-    """Purges files that are gone and deletes doomed blobs."""
+    """Purges files that are gone, expires uploads, and deletes doomed blobs."""
 
     def __init__(self, context: Context) -> None:
         """Sweep the store of `context`."""
@@ -27,11 +33,19 @@ class Sweeper:
             )
         )
         while await self._context.db.write(
+            lambda connection: uploads_repo.expire_one(connection, now_ms // 1000)
+        ):
+            pass
+        while await self._context.db.write(
             lambda connection: files_repo.purge(connection, now_ms // 1000, _AT_ONCE)
         ):
             pass
         while await self._context.db.write(
             lambda connection: idempotency_repo.forget_old(connection, now_ms, _ROWS_AT_ONCE)
+        ):
+            pass
+        while await self._context.db.write(
+            lambda connection: deliveries_repo.purge(connection, now_ms, _ROWS_AT_ONCE)
         ):
             pass
         deleted = 0

@@ -50,6 +50,7 @@ class Validator:
                 break
             judged += len(rows)
             self._context.wake("outbox")
+            self._context.wake("deliveries")
         return judged
 
     async def _judge(self, row: batches_repo.Row) -> None:

@@ -386,6 +386,35 @@ def upgrade() -> None:
         sqlite_autoincrement=True,
     )
     op.create_table(
+        "webhook_endpoints",
+        sa.Column("id", sa.String(length=64), nullable=False),
+        sa.Column("seq", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
+        sa.Column("project_id", sa.String(length=64), nullable=False),
+        sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("url", sa.Text(), nullable=False),
+        sa.Column("event_types", sa.JSON(), nullable=False),
+        sa.Column("secrets", sa.JSON(), nullable=False),
+        sa.Column(
+            "created_at", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False
+        ),
+        sa.Column(
+            "updated_at", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False
+        ),
+        sa.Column(
+            "deleted_at", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=True
+        ),
+        sa.ForeignKeyConstraint(
+            ["project_id"], ["projects.id"], name=op.f("fk_webhook_endpoints_project_id")
+        ),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_webhook_endpoints")),
+        sa.UniqueConstraint("seq", name=op.f("uq_webhook_endpoints_seq")),
+    )
+    with op.batch_alter_table("webhook_endpoints", schema=None) as batch_op:
+        batch_op.create_index(
+            batch_op.f("ix_webhook_endpoints_project_id_seq"), ["project_id", "seq"], unique=False
+        )
+
+    op.create_table(
         "bit_blocks",
         sa.Column("batch_id", sa.String(length=64), nullable=False),
         sa.Column("block", sa.Integer(), nullable=False),
@@ -456,6 +485,80 @@ def upgrade() -> None:
             unique=False,
             sqlite_where=sa.text("state <> 'done'"),
             postgresql_where=sa.text("state <> 'done'"),
+        )
+
+    op.create_table(
+        "deliveries",
+        sa.Column("id", sa.String(length=64), nullable=False),
+        sa.Column("seq", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
+        sa.Column("project_id", sa.String(length=64), nullable=False),
+        sa.Column("endpoint_id", sa.String(length=64), nullable=False),
+        sa.Column("event_id", sa.String(length=64), nullable=False),
+        sa.Column("event_type", sa.String(length=32), nullable=False),
+        sa.Column("batch_id", sa.String(length=64), nullable=False),
+        sa.Column("payload", sa.Text(), nullable=False),
+        sa.Column(
+            "created_at", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False
+        ),
+        sa.Column("state", sa.String(length=16), nullable=False),
+        sa.Column("since_ms", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
+        sa.Column("attempts", sa.Integer(), server_default="0", nullable=False),
+        sa.Column("next_ms", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=True),
+        sa.Column("lease_holder", sa.String(length=64), nullable=True),
+        sa.Column(
+            "lease_until_ms", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=True
+        ),
+        sa.Column("last_status", sa.Integer(), nullable=True),
+        sa.Column("last_error", sa.Text(), nullable=True),
+        sa.Column("ended_ms", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=True),
+        sa.CheckConstraint(
+            "(lease_holder IS NULL) = (lease_until_ms IS NULL) AND (lease_holder IS NULL OR state = 'pending')",
+            name=op.f("ck_deliveries_lease"),
+        ),
+        sa.CheckConstraint(
+            "(state = 'pending') = (ended_ms IS NULL)", name=op.f("ck_deliveries_ended")
+        ),
+        sa.CheckConstraint(
+            "(state = 'pending') = (next_ms IS NOT NULL)", name=op.f("ck_deliveries_next")
+        ),
+        sa.CheckConstraint(
+            "state IN ('pending', 'delivered', 'given_up')", name=op.f("ck_deliveries_state")
+        ),
+        sa.ForeignKeyConstraint(["batch_id"], ["batches.id"], name=op.f("fk_deliveries_batch_id")),
+        sa.ForeignKeyConstraint(
+            ["endpoint_id"], ["webhook_endpoints.id"], name=op.f("fk_deliveries_endpoint_id")
+        ),
+        sa.ForeignKeyConstraint(
+            ["project_id"], ["projects.id"], name=op.f("fk_deliveries_project_id")
+        ),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_deliveries")),
+        sa.UniqueConstraint(
+            "endpoint_id", "event_id", name=op.f("uq_deliveries_endpoint_id_event_id")
+        ),
+        sa.UniqueConstraint("seq", name=op.f("uq_deliveries_seq")),
+    )
+    with op.batch_alter_table("deliveries", schema=None) as batch_op:
+        batch_op.create_index(
+            "ix_deliveries_ended",
+            ["ended_ms"],
+            unique=False,
+            sqlite_where=sa.text("state <> 'pending'"),
+            postgresql_where=sa.text("state <> 'pending'"),
+        )
+        batch_op.create_index(
+            "ix_deliveries_pending",
+            ["next_ms"],
+            unique=False,
+            sqlite_where=sa.text("state = 'pending'"),
+            postgresql_where=sa.text("state = 'pending'"),
+        )
+        batch_op.create_index(
+            batch_op.f("ix_deliveries_project_id_event_id"),
+            ["project_id", "event_id"],
+            unique=False,
+        )
+        batch_op.create_index(
+            batch_op.f("ix_deliveries_project_id_seq"), ["project_id", "seq"], unique=False
         )
 
     op.create_table(
@@ -562,6 +665,21 @@ def downgrade() -> None:
         batch_op.drop_index(batch_op.f("ix_segments_batch_id_first_line"))
 
     op.drop_table("segments")
+    with op.batch_alter_table("deliveries", schema=None) as batch_op:
+        batch_op.drop_index(batch_op.f("ix_deliveries_project_id_seq"))
+        batch_op.drop_index(batch_op.f("ix_deliveries_project_id_event_id"))
+        batch_op.drop_index(
+            "ix_deliveries_pending",
+            sqlite_where=sa.text("state = 'pending'"),
+            postgresql_where=sa.text("state = 'pending'"),
+        )
+        batch_op.drop_index(
+            "ix_deliveries_ended",
+            sqlite_where=sa.text("state <> 'pending'"),
+            postgresql_where=sa.text("state <> 'pending'"),
+        )
+
+    op.drop_table("deliveries")
     with op.batch_alter_table("chunks", schema=None) as batch_op:
         batch_op.drop_index(
             "ix_chunks_open",
@@ -572,6 +690,10 @@ def downgrade() -> None:
 
     op.drop_table("chunks")
     op.drop_table("bit_blocks")
+    with op.batch_alter_table("webhook_endpoints", schema=None) as batch_op:
+        batch_op.drop_index(batch_op.f("ix_webhook_endpoints_project_id_seq"))
+
+    op.drop_table("webhook_endpoints")
     op.drop_table("outbox")
     op.drop_table("models")
     with op.batch_alter_table("idempotency_keys", schema=None) as batch_op:

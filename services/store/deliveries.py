@@ -1,0 +1,160 @@
+"""Sends webhooks from the `deliveries` table: each at least once, a few at a time."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Final
+
+import prometheus_client
+import sqlalchemy as sa
+
+from services.kit.ids import uuid7_hex
+from services.kit.log import get_logger
+from services.store import deliveries_repo, webhooks_repo
+from services.store.context import Context
+from services.store.domain import webhooks
+from services.store.webhook_sender import Answer, Message, Sender
+
+_log = get_logger(__name__)
+
+Row = sa.Row[Any]
+
+AT_ONCE: Final = 32
+AT_ONCE_PER_ENDPOINT: Final = 4
+"""So that a receiver that does not answer holds up nobody else."""
+LEASE_MS: Final = 60_000
+"""Longer than an attempt takes."""
+_DRAIN_SECONDS: Final = 2.0
+
+_ATTEMPTS = prometheus_client.Counter(
+    "nightshift_webhook_attempts_total",
+    "Attempts to deliver a webhook, by outcome: delivered, retried or given_up.",
+    ["outcome"],
+)
+
+
+class Deliveries:
+    """Claims what is due, sends it, and records what came of it."""
+
+    def __init__(self, context: Context, sender: Sender, *, chance: Callable[[], float]) -> None:
+        """Deliver for the store of `context`.
+
+        Args:
+            context: the store's resources.
+            sender: does one attempt; outlives this.
+            chance: returns numbers from 0 to 1, which spread the retries.
+        """
+        self._context = context
+        self._sender = sender
+        self._chance = chance
+        self._holder = uuid7_hex()
+        self._running: dict[str, tuple[str, asyncio.Task[None]]] = {}
+
+    async def run_once(self) -> int:
+        """Begin all attempts that are due and for which there is room; return how many."""
+        begun = 0
+        while len(self._running) < AT_ONCE:
+            chosen = await self._choose()
+            if not chosen:
+                break
+            for row in await self._claim(chosen):
+                task = asyncio.create_task(self._attempt(row), name=f"webhook-{row.id}")
+                self._running[row.id] = (row.endpoint_id, task)
+                begun += 1
+        return begun
+
+    async def settle(self) -> None:
+        """Wait until what was begun has ended."""
+        while self._running:
+            await asyncio.wait([task for _, task in self._running.values()])
+
+    async def close(self) -> None:
+        """Let what runs end for a moment, then cut it off; it will be sent again."""
+        try:
+            async with asyncio.timeout(_DRAIN_SECONDS):
+                await self.settle()
+        except TimeoutError:
+            tasks = [task for _, task in self._running.values()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _choose(self) -> list[str]:
+        """Return ids of what is due, no endpoint's more than it may have at once."""
+        sending = Counter(endpoint_id for endpoint_id, _ in self._running.values())
+        full = [one for one, count in sending.items() if count >= AT_ONCE_PER_ENDPOINT]
+        rows = await self._context.db.read(
+            lambda connection: deliveries_repo.due(
+                connection,
+                holder=self._holder,
+                now_ms=self._context.now_ms(),
+                only_store=self._context.db.is_sqlite,
+                full_endpoints=full,
+                limit=AT_ONCE - len(self._running),
+            )
+        )
+        chosen = []
+        for row in rows:
+            sending[row.endpoint_id] += 1
+            if sending[row.endpoint_id] <= AT_ONCE_PER_ENDPOINT and row.id not in self._running:
+                chosen.append(row.id)
+        return chosen
+
+    async def _claim(self, ids: list[str]) -> list[Row]:
+        return await self._context.db.write(
+            lambda connection: deliveries_repo.claim(
+                connection,
+                ids,
+                holder=self._holder,
+                now_ms=self._context.now_ms(),
+                lease_ms=LEASE_MS,
+                only_store=self._context.db.is_sqlite,
+            )
+        )
+
+    async def _attempt(self, row: Row) -> None:
+        try:
+            message = Message(
+                id=row.id,
+                url=row.url,
+                payload=row.payload,
+                secrets=webhooks_repo.live_secrets(row.secrets, self._context.now_ms()),
+            )
+            answer = await self._sender.send(message, self._context.clock.now())
+            await self._record(row, answer)
+        except Exception:  # noqa: BLE001 - logged; its lease lapses and it is sent again
+            _log.exception("webhook_attempt_failed", delivery=row.id, endpoint=row.endpoint_id)
+        finally:
+            del self._running[row.id]
+            self._context.wake("deliveries")
+
+    async def _record(self, row: Row, answer: Answer) -> None:
+        now_ms = self._context.now_ms()
+        next_ms = None
+        if answer.error is not None:
+            next_ms = webhooks.next_try_ms(now_ms, row.since_ms, row.attempts, self._chance())
+        await self._context.db.write(
+            lambda connection: deliveries_repo.record(
+                connection,
+                row,
+                holder=self._holder,
+                status=answer.status,
+                error=answer.error,
+                next_ms=next_ms,
+                now_ms=now_ms,
+            )
+        )
+        outcome = "delivered"
+        if answer.error is not None:
+            outcome = "given_up" if next_ms is None else "retried"
+        _ATTEMPTS.labels(outcome).inc()
+        _log.info(
+            "webhook_attempt",
+            outcome=outcome,
+            delivery=row.id,
+            endpoint=row.endpoint_id,
+            batch=row.batch_id,
+            attempt=row.attempts,
+            status=answer.status,
+            error=answer.error,
+        )

@@ -1,0 +1,83 @@
+"""Connections to the public internet only: whom users name must not be our own network."""
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Iterable
+from typing import Any
+
+import httpcore2
+
+from services.store.domain.webhooks import Address, is_public
+
+
+class AddressNotAllowedError(Exception):
+    """The host leads to an address that is not one of the public internet's."""
+
+
+async def resolve(host: str, port: int, *, allow_private: bool) -> list[str]:
+    """Return the addresses of `host`, in the order in which to try them.
+
+    One that is not public spoils all: a name that leads to both is not an honest one. Whatever the
+    system's resolver takes for an address (decimal, octal, short forms) is judged by what it means.
+
+    Raises:
+        AddressNotAllowedError: one of them is not public.
+        OSError: the name is not known.
+    """
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    addresses: list[str] = []
+    for *_, place in found:
+        text = str(place[0])
+        if not allow_private and not is_public(_address(text)):
+            raise AddressNotAllowedError
+        if text not in addresses:
+            addresses.append(text)
+    return addresses
+
+
+def _address(text: str) -> Address:
+    # A zone, as in fe80::1%eth0, is part of the place and not of the address.
+    return ipaddress.ip_address(text.partition("%")[0])
+
+
+class PublicBackend(httpcore2.AsyncNetworkBackend):
+    """Connects to the very addresses that were judged, so that a name cannot change in between."""
+
+    def __init__(self, *, allow_private: bool) -> None:
+        """Refuse what is not public, unless `allow_private`."""
+        self._allow_private = allow_private
+        self._plain = httpcore2.AnyIOBackend()
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,  # noqa: ASYNC109 - the library's own signature
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore2.AsyncNetworkStream:
+        """Connect to the first address of `host` that answers.
+
+        Raises:
+            AddressNotAllowedError: one of them is not public.
+            httpcore2.ConnectError: the name is not known, or nobody answers.
+            httpcore2.ConnectTimeout: it took longer than `timeout` seconds, each.
+        """
+        try:
+            addresses = await resolve(host, port, allow_private=self._allow_private)
+        except OSError as error:
+            raise httpcore2.ConnectError("the host's name is not known") from error
+        failure: Exception = httpcore2.ConnectError("the host has no address")
+        for address in addresses:
+            try:
+                return await self._plain.connect_tcp(
+                    address, port, timeout, local_address, socket_options
+                )
+            except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as error:
+                failure = error
+        raise failure
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait; the pool's retries, which are off, would ask for it."""
+        await asyncio.sleep(seconds)
