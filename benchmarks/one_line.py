@@ -12,7 +12,7 @@ from benchmarks.workshop import Workshop
 NAME: Final = "one_line"
 
 TIMES: Final = 200
-_POLL_SECONDS: Final = 0.001
+_POLL_SECONDS: Final = 0.002
 
 
 def measure(workshop: Workshop) -> Iterator[Row]:
