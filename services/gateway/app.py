@@ -11,6 +11,7 @@ from services.gateway.routes.batches import BatchRoutes
 from services.gateway.routes.files import FileRoutes
 from services.gateway.routes.health import HealthRoutes
 from services.gateway.routes.models import ModelRoutes
+from services.gateway.routes.usage import UsageRoutes
 from services.kit import telemetry
 
 
@@ -20,6 +21,7 @@ def routes(context: Context) -> list[BaseRoute]:
         *FileRoutes(context).routes(),
         *BatchRoutes(context).routes(),
         *ModelRoutes(context).routes(),
+        *UsageRoutes(context).routes(),
         *HealthRoutes(context).routes(),
     ]
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from services.kit.ids import DEFAULT_PROJECT, ProjectId
+from services.kit.ids import ProjectId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,11 +29,13 @@ class Caller:
         project_id: owner of all that it may see.
         request_id: `req_` and 32 hex digits.
         key_id: the key shown; None while none is configured.
+        idempotency_key: under which it creates a file or batch; None where it sent none.
     """
 
     project_id: ProjectId
     request_id: str
     key_id: str | None = None
+    idempotency_key: str | None = None
 
 
 class Auth(Protocol):
@@ -46,11 +48,3 @@ class Auth(Protocol):
             AuthenticationError: no key, or a wrong one.
         """
         ...
-
-
-class OpenAccess:
-    """No key is configured: any key, or none, is taken, and all belongs to one project."""
-
-    async def authenticate(self, authorization: str) -> Identity:
-        """Return the default project."""
-        return Identity(project_id=DEFAULT_PROJECT)

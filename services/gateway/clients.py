@@ -8,6 +8,8 @@ from typing import Any, Final, Protocol, TypeVar
 import grpc
 
 from protos.nightshift.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
     batches_pb2_grpc,
     files_pb2,
     files_pb2_grpc,
@@ -175,6 +177,7 @@ class Store:
         self.files = files_pb2_grpc.FilesStub(channel)
         self.batches = batches_pb2_grpc.BatchesStub(channel)
         self.models = models_pb2_grpc.ModelsStub(channel)
+        self._admin = admin_pb2_grpc.AdminStub(channel)
 
     async def call(
         self, method: UnaryMethod[RequestT, AnswerT], request: RequestT, caller: Caller
@@ -186,6 +189,17 @@ class Store:
         """
         with faults():
             return await method(request, metadata=self._metadata(caller))
+
+    async def look_up_key(self, sha256: bytes) -> admin_pb2.LookUpKeyResponse:
+        """Ask whose a key is, by its SHA-256; empty asks only whether keys are needed.
+
+        Raises:
+            NightshiftError: the store cannot be reached.
+        """
+        with faults():
+            return await self._admin.LookUpKey(
+                admin_pb2.LookUpKeyRequest(sha256=sha256), metadata=rpc.metadata(self._secret)
+            )
 
     @contextlib.asynccontextmanager
     async def upload(self, caller: Caller) -> AsyncIterator[UploadStream]:
@@ -233,5 +247,9 @@ class Store:
 
     def _metadata(self, caller: Caller) -> tuple[tuple[str, str], ...]:
         return rpc.metadata(
-            self._secret, project_id=caller.project_id, request_id=caller.request_id
+            self._secret,
+            project_id=caller.project_id,
+            request_id=caller.request_id,
+            key_id=caller.key_id,
+            idempotency_key=caller.idempotency_key,
         )

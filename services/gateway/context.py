@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from services.gateway.auth import Auth, Caller
 from services.gateway.clients import Store
+from services.gateway.limits import Allowance, RequestLimiter
 from services.kit.ids import IdGenerator
 
 
@@ -14,12 +15,16 @@ class Context:
     Attributes:
         store: the store's public services.
         auth: keys to projects.
+        limiter: counts the requests of each key.
+        requests_per_minute: limit of a key that has none of its own; None means without limit.
         windows: completion windows by name, in seconds.
         new_id: source of request ids.
     """
 
     store: Store
     auth: Auth
+    limiter: RequestLimiter
+    requests_per_minute: int | None = None
     windows: dict[str, int]
     new_id: IdGenerator
 
@@ -27,11 +32,19 @@ class Context:
         """Return an id for a request that has just arrived."""
         return f"req_{self.new_id()}"
 
-    async def caller(self, authorization: str, request_id: str) -> Caller:
-        """Return who calls; REST and gRPC alike.
+    async def admit(self, authorization: str, request_id: str) -> tuple[Caller, Allowance | None]:
+        """Return who calls and what that leaves of its limit; REST and gRPC alike.
+
+        The request may go on only where `Allowance.check` passes; None means without limit.
 
         Raises:
             AuthenticationError: no key, or a wrong one.
         """
         identity = await self.auth.authenticate(authorization)
-        return Caller(project_id=identity.project_id, request_id=request_id, key_id=identity.key_id)
+        caller = Caller(
+            project_id=identity.project_id, request_id=request_id, key_id=identity.key_id
+        )
+        per_minute = identity.requests_per_minute or self.requests_per_minute
+        if identity.key_id is None or per_minute is None:
+            return caller, None
+        return caller, self.limiter.take(identity.key_id, per_minute)

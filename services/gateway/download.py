@@ -15,7 +15,12 @@ from protos.nightshift.v1 import files_pb2
 from services.gateway.auth import Caller
 from services.gateway.clients import FileStream, Store
 from services.gateway.envelope import error_response
-from services.kit.errors import InternalError, InvalidRequestError, NightshiftError
+from services.kit.errors import (
+    InternalError,
+    InvalidRequestError,
+    NightshiftError,
+    RangeNotSatisfiableError,
+)
 
 SEND_SECONDS: Final = 600.0
 """A client may work on what it has before it takes more, but not for longer than this."""
@@ -174,8 +179,8 @@ def _span(asked: str, size: int) -> Span | None:
 
 
 def _unsatisfiable(size: int) -> Response:
-    error = InvalidRequestError(f"The range lies outside the file, which has {size} bytes.")
-    return error_response(error, status=416, headers={"content-range": f"bytes */{size}"})
+    error = RangeNotSatisfiableError(f"The range lies outside the file, which has {size} bytes.")
+    return error_response(error, headers={"content-range": f"bytes */{size}"})
 
 
 def _disposition(filename: str) -> bytes:

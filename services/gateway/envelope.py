@@ -12,6 +12,9 @@ from services.kit.errors import NightshiftError
 _RETRIED_STATUSES: Final = frozenset({408, 409, 429})
 """Statuses below 500 that the official clients repeat unless told otherwise."""
 
+_LONG_WAIT_SECONDS: Final = 60.0
+"""A limit that lasts longer is its user's to judge: clients would sleep through it, or give up."""
+
 
 class JsonResponse(Response):
     """A JSON answer, written by orjson."""
@@ -39,11 +42,14 @@ def error_headers(error: NightshiftError) -> dict[str, str]:
     """Return the headers that tell a client whether and when to try again."""
     headers: dict[str, str] = {}
     status = error.http_status
-    if not error.retryable and (status in _RETRIED_STATUSES or status >= 500):
-        headers["x-should-retry"] = "false"
     wait = error.retry_after_seconds
     if wait is None and status == 503:
         wait = 1.0
+    harmful = not error.retryable and (status in _RETRIED_STATUSES or status >= 500)
+    if harmful or (status == 429 and wait is not None and wait > _LONG_WAIT_SECONDS):
+        headers["x-should-retry"] = "false"
+    if status == 401:
+        headers["www-authenticate"] = "Bearer"
     if wait is not None:
         headers["retry-after"] = str(max(1, math.ceil(wait)))
         headers["retry-after-ms"] = str(math.ceil(wait * 1000))
@@ -51,12 +57,12 @@ def error_headers(error: NightshiftError) -> dict[str, str]:
 
 
 def error_response(
-    error: NightshiftError, *, status: int | None = None, headers: Mapping[str, str] | None = None
+    error: NightshiftError, *, headers: Mapping[str, str] | None = None
 ) -> JsonResponse:
-    """Return the answer for `error`; `status` overrides its own where the table has none."""
+    """Return the answer for `error`, with `headers` on top of its own."""
     return JsonResponse(
         error_object(error),
-        status_code=status or error.http_status,
+        status_code=error.http_status,
         headers={**error_headers(error), **(headers or {})},
     )
 

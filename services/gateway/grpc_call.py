@@ -1,12 +1,14 @@
 """What every public gRPC call passes through: its id, then who calls."""
 
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Final
 
 import structlog
 from opentelemetry import context as trace_context
 from opentelemetry import trace
 
+from services.gateway import validate
 from services.gateway.auth import Caller
 from services.gateway.context import Context
 from services.kit import interceptors, rpc, telemetry
@@ -62,7 +64,12 @@ class AuthInterceptor(interceptors.AroundInterceptor):
         if method.startswith(interceptors.OPEN_METHODS):
             return
         authorization = metadata_value(context, "authorization")
-        _caller.set(await self._context.caller(authorization, _request_id.get()))
+        caller, allowance = await self._context.admit(authorization, _request_id.get())
+        _caller.set(caller)
+        if allowance is not None:
+            outer = tuple(context.trailing_metadata() or ())
+            context.set_trailing_metadata((*outer, *allowance.headers()))
+            allowance.check()
 
 
 class Servicer:
@@ -76,3 +83,12 @@ class Servicer:
     def _caller(self) -> Caller:
         """Return on whose behalf the current call runs."""
         return _caller.get()
+
+    def _keyed_caller(self, context: Call) -> Caller:
+        """Return the same with the idempotency key of a call that creates something.
+
+        Raises:
+            InvalidRequestError: the key is none.
+        """
+        key = validate.idempotency_key_of(metadata_value(context, rpc.IDEMPOTENCY_KEY))
+        return replace(_caller.get(), idempotency_key=key)

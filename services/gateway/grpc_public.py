@@ -61,7 +61,7 @@ class FilesServicer(Servicer, files_pb2_grpc.FilesServicer):
         self, request_iterator: AsyncIterator[files_pb2.UploadFileRequest], context: Call
     ) -> files_pb2.UploadFileResponse:
         """See files.proto; a stream that breaks off is cancelled in the store too."""
-        caller = self._caller()
+        caller = self._keyed_caller(context)
         first = await _next(request_iterator)
         if first is None or not first.HasField("header"):
             raise InvalidRequestError("The first frame of an upload must be its header.")
@@ -138,7 +138,9 @@ class BatchesServicer(Servicer, batches_pb2_grpc.BatchesServicer):
     ) -> batches_pb2.CreateBatchResponse:
         """See batches.proto."""
         validate.check_create_batch(request, self._context.windows)
-        return await self._store.call(self._store.batches.CreateBatch, request, self._caller())
+        return await self._store.call(
+            self._store.batches.CreateBatch, request, self._keyed_caller(context)
+        )
 
     async def GetBatch(
         self, request: batches_pb2.GetBatchRequest, context: Call
@@ -163,6 +165,12 @@ class BatchesServicer(Servicer, batches_pb2_grpc.BatchesServicer):
         """See batches.proto."""
         validate.batch_id_of(request.batch_id)
         return await self._store.call(self._store.batches.CancelBatch, request, self._caller())
+
+    async def GetUsage(
+        self, request: batches_pb2.GetUsageRequest, context: Call
+    ) -> batches_pb2.GetUsageResponse:
+        """See batches.proto."""
+        return await self._store.call(self._store.batches.GetUsage, request, self._caller())
 
 
 class ModelsServicer(Servicer, models_pb2_grpc.ModelsServicer):

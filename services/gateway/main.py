@@ -10,13 +10,16 @@ from typing import Final, NoReturn
 import uvicorn
 
 from services.gateway.app import create_app
-from services.gateway.auth import OpenAccess
 from services.gateway.clients import Store
 from services.gateway.context import Context
 from services.gateway.grpc_public import start_public_server
+from services.gateway.keys import KeyAuth
+from services.gateway.limits import RequestLimiter
 from services.gateway.protocol import BoundedProtocol
 from services.gateway.settings import GatewaySettings, split_address
 from services.kit import ids, rpc, service
+from services.kit.clock import SystemClock
+from services.kit.errors import NightshiftError, UnavailableError
 from services.kit.log import get_logger
 from services.kit.loop import Loop
 from services.kit.settings import SettingsError
@@ -61,9 +64,12 @@ async def running(settings: GatewaySettings, secret: str) -> AsyncIterator[Liste
     async with contextlib.AsyncExitStack() as stack:
         channel = rpc.open_channel(settings.store)
         stack.push_async_callback(channel.close)
+        store, clock = Store(channel, secret), SystemClock()
         context = Context(
-            store=Store(channel, secret),
-            auth=OpenAccess(),
+            store=store,
+            auth=KeyAuth(store, clock),
+            limiter=RequestLimiter(clock),
+            requests_per_minute=settings.requests_per_minute,
             windows=settings.windows,
             new_id=ids.uuid7_hex,
         )
@@ -141,6 +147,41 @@ async def _http(context: Context, listener: socket.socket) -> AsyncIterator[None
         await task
 
 
+async def refuse_open(settings: GatewaySettings, secret: str, stopping: asyncio.Event) -> None:
+    """Refuse an address that other machines can reach where all who do could use it.
+
+    Waits for a store that is away, since only the store knows whether there are keys.
+
+    Raises:
+        SettingsError: no key was ever made; the message says how to make one.
+    """
+    exposed = settings.exposed_address()
+    if exposed is None:
+        return
+    name, address = exposed
+    async with rpc.open_channel(settings.store) as channel:
+        store = Store(channel, secret)
+        while not stopping.is_set():
+            try:
+                answer = await store.look_up_key(b"")
+            except UnavailableError:
+                _log.warning("store_is_away", needed_for=name)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(stopping.wait(), READY_TICK_SECONDS)
+                continue
+            except NightshiftError as error:
+                raise SettingsError(f"the store at {settings.store}: {error}") from error
+            if answer.keys_needed:
+                return
+            raise SettingsError(
+                f"{name} is {address}, which other machines can reach, and there is no API key, so "
+                "that anyone there could use it. Make one with `nightshift keys create --project P "
+                f"--store {settings.store}` (or `--data DIR` where `nightshift up` runs), listen "
+                "on 127.0.0.1, or set NIGHTSHIFT_GATEWAY_ALLOW_OPEN=true where something in front "
+                "of it decides who may call."
+            )
+
+
 async def serve(stopping: asyncio.Event) -> None:
     """Serve until told to stop.
 
@@ -148,8 +189,10 @@ async def serve(stopping: asyncio.Event) -> None:
         SettingsError: the environment does not fit.
     """
     settings = GatewaySettings.load()
-    settings.refuse_open_addresses()
     secret = service.read_secret(settings.secret_file)
+    await refuse_open(settings, secret, stopping)
+    if stopping.is_set():
+        return
     async with running(settings, secret) as listening:
         _log.info("listening", http_port=listening.http_port, grpc_port=listening.grpc_port)
         await stopping.wait()

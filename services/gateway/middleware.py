@@ -1,6 +1,7 @@
 """What every HTTP request passes through, outermost first: identity, then errors."""
 
 import time
+from collections.abc import Iterable
 from typing import Final
 
 import prometheus_client
@@ -41,12 +42,18 @@ API_VERSION: Final = b"2020-10-01"
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "DELETE", "PUT", "PATCH", "OPTIONS"})
 _QUIET: Final = frozenset({"/healthz", "/readyz", "/metrics"})
 _REQUEST_ID: Final = "nightshift.request_id"
+_HEADERS: Final = "nightshift.headers"
 
 
 def request_id_of(scope: Scope) -> str:
     """Return the id that `RequestMiddleware` gave the request."""
     request_id: str = scope[_REQUEST_ID]
     return request_id
+
+
+def add_headers(scope: Scope, headers: Iterable[tuple[str, str]]) -> None:
+    """Have the answer to a request carry these too, whatever it will be."""
+    scope[_HEADERS] = [(name.encode(), value.encode()) for name, value in headers]
 
 
 class RequestMiddleware:
@@ -76,6 +83,7 @@ class RequestMiddleware:
                     (b"x-request-id", request_id.encode()),
                     (b"openai-version", API_VERSION),
                     (b"openai-processing-ms", str(milliseconds).encode()),
+                    *scope.get(_HEADERS, ()),
                 ]
             await send(message)
 

@@ -8,7 +8,7 @@ from typing import Final
 from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
-from services.kit.settings import ServiceSettings, SettingsError
+from services.kit.settings import ServiceSettings
 
 MAX_WINDOW_SECONDS: Final = 7 * 86_400
 """Chunks on the bus live for 8 days, so that no batch may take longer than 7."""
@@ -32,8 +32,10 @@ class GatewaySettings(ServiceSettings):
     store: str = "127.0.0.1:7401"
     #: Completion windows that a batch may ask for: a comma list of a number and s, m, h or d.
     completion_windows: str = "24h"
-    #: Lets an address that other machines can reach be listened on although no key is asked for.
+    #: Lets an address that other machines can reach be listened on although no key was ever made.
     allow_open: bool = False
+    #: How often a key may call that has no limit of its own; each gateway counts alone.
+    requests_per_minute: int | None = Field(None, gt=0)
     #: The services' shared secret.
     secret_file: Path = Field(
         Path("nightshift-data/secret"), validation_alias="NIGHTSHIFT_SECRET_FILE"
@@ -56,23 +58,18 @@ class GatewaySettings(ServiceSettings):
         """Completion windows by name, in seconds."""
         return parse_windows(self.completion_windows)
 
-    def refuse_open_addresses(self) -> None:
-        """Refuse to listen where other machines can reach it, unless that is allowed.
+    def exposed_address(self) -> tuple[str, str] | None:
+        """Return the setting and the address that other machines can reach; None without any.
 
-        Raises:
-            SettingsError: an address is not loopback; the message says what to change.
+        Where `allow_open` is set, whatever is there is meant to be.
         """
         if self.allow_open:
-            return
+            return None
         for name, address in (("LISTEN", self.listen), ("GRPC_LISTEN", self.grpc_listen)):
             host, _ = split_address(address)
             if not is_loopback(host):
-                raise SettingsError(
-                    f"NIGHTSHIFT_GATEWAY_{name} is {address}, which other machines can reach, and "
-                    "API keys cannot be configured yet, so that anyone there could use it. Listen "
-                    "on 127.0.0.1, or set NIGHTSHIFT_GATEWAY_ALLOW_OPEN=true where something in "
-                    "front of it decides who may call."
-                )
+                return f"NIGHTSHIFT_GATEWAY_{name}", address
+        return None
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -2,6 +2,8 @@
 
 from typing import Any, Final
 
+from google.protobuf.message import Message
+
 from protos.nightshift.v1 import batches_pb2, common_pb2, files_pb2, models_pb2
 
 _STATUS_PREFIX: Final = "BATCH_STATUS_"
@@ -62,14 +64,14 @@ def batch_object(batch: batches_pb2.Batch) -> dict[str, Any]:
         "error_file_id": optional(batch, "error_file_id"),
         "created_at": batch.created_at,
         **times,
-        "request_counts": {
-            "total": batch.request_counts.total,
-            "completed": batch.request_counts.completed,
-            "failed": batch.request_counts.failed,
-        },
+        "request_counts": _counts_object(batch.request_counts),
         "usage": usage_object(batch.usage) if batch.HasField("usage") else None,
         "metadata": dict(batch.metadata) if batch.has_metadata else None,
     }
+
+
+def _counts_object(counts: batches_pb2.RequestCounts) -> dict[str, Any]:
+    return {"total": counts.total, "completed": counts.completed, "failed": counts.failed}
 
 
 def batch_status(status: batches_pb2.BatchStatus.ValueType) -> str:
@@ -102,6 +104,42 @@ def usage_object(usage: common_pb2.Usage) -> dict[str, Any]:
         "output_tokens": usage.output_tokens,
         "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": usage.input_tokens + usage.output_tokens,
+    }
+
+
+def project_usage_object(answer: batches_pb2.GetUsageResponse) -> dict[str, Any]:
+    """Return a project's usage: its sum, and the part of each key."""
+    sums = batches_pb2.KeyUsage()
+    for part in answer.by_key:
+        sums.batches += part.batches
+        for name in ("total", "completed", "failed"):
+            _add(sums.request_counts, part.request_counts, name)
+        for name in ("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens"):
+            _add(sums.usage, part.usage, name)
+    return {
+        "object": "usage",
+        "project": answer.project_id,
+        **_sums_object(sums),
+        "by_key": [
+            {
+                "key_id": optional(part, "key_id"),
+                "key_name": part.key_name or None,
+                **_sums_object(part),
+            }
+            for part in answer.by_key
+        ],
+    }
+
+
+def _add(into: Message, part: Message, name: str) -> None:
+    setattr(into, name, getattr(into, name) + getattr(part, name))
+
+
+def _sums_object(part: batches_pb2.KeyUsage) -> dict[str, Any]:
+    return {
+        "batches": part.batches,
+        "request_counts": _counts_object(part.request_counts),
+        "usage": usage_object(part.usage),
     }
 
 

@@ -22,6 +22,7 @@ MAX_METADATA_PAIRS: Final = 16
 MAX_METADATA_KEY: Final = 64
 MAX_METADATA_VALUE: Final = 512
 MAX_ID_CHARACTERS: Final = 512
+MAX_IDEMPOTENCY_KEY: Final = 255
 MAX_FILES_LIMIT: Final = 10_000
 MAX_BATCHES_LIMIT: Final = 100
 
@@ -65,6 +66,24 @@ def batch_id_of(text: str) -> str:
     """
     if not is_public_id(text):
         raise no_such_batch(text)
+    return text
+
+
+def idempotency_key_of(text: str) -> str | None:
+    """Return the key under which a client creates something; None where it sent none.
+
+    Raises:
+        InvalidRequestError: it is longer than 255 characters, or has others than printable ASCII.
+    """
+    if not text:
+        return None
+    if len(text) > MAX_IDEMPOTENCY_KEY or not (text.isascii() and text.isprintable()):
+        raise InvalidRequestError(
+            f"Invalid 'Idempotency-Key': expected 1 to {MAX_IDEMPOTENCY_KEY} printable ASCII "
+            "characters.",
+            code="invalid_value",
+            param="Idempotency-Key",
+        )
     return text
 
 

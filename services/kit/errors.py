@@ -10,6 +10,7 @@
     │   └── StaleTermError      409  the caller no longer leads
     ├── TooLargeError           413
     ├── UnsupportedMediaError   415
+    ├── RangeNotSatisfiableError 416
     ├── RateLimitedError        429
     ├── InternalError           500
     └── UnavailableError        503
@@ -116,6 +117,13 @@ class UnsupportedMediaError(InvalidRequestError):
     http_status = 415
 
 
+class RangeNotSatisfiableError(InvalidRequestError):
+    """The bytes asked for lie outside the file."""
+
+    grpc_code = grpc.StatusCode.OUT_OF_RANGE
+    http_status = 416
+
+
 class RateLimitedError(NightshiftError):
     """Too many requests; wait as long as it says."""
 
@@ -151,6 +159,7 @@ _BY_HTTP_STATUS: dict[int, type[NightshiftError]] = {
     409: ConflictError,
     413: TooLargeError,
     415: UnsupportedMediaError,
+    416: RangeNotSatisfiableError,
     429: RateLimitedError,
     500: InternalError,
     503: UnavailableError,

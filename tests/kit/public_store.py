@@ -5,6 +5,7 @@ decides nothing that the real store decides.
 """
 
 import asyncio
+import hashlib
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -13,6 +14,8 @@ from typing import Any
 import grpc
 
 from protos.nightshift.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
     batches_pb2,
     batches_pb2_grpc,
     files_pb2,
@@ -76,6 +79,9 @@ class ScriptedStore:
     break_read_after: int | None = None
     read_gate: asyncio.Event | None = None
     on_frame: Callable[[int], None] | None = None
+    keys: dict[bytes, admin_pb2.ApiKey] = field(default_factory=dict)
+    keys_needed: bool = False
+    key_lookups: list[bytes] = field(default_factory=list)
     running: rpc.RunningServer | None = None
     _script: dict[str, deque[Answer]] = field(default_factory=lambda: defaultdict(deque))
 
@@ -93,6 +99,13 @@ class ScriptedStore:
         file = make_file(bytes=len(content), **fields)
         self.files[file.id] = (file, content)
         return file
+
+    def add_key(self, secret: str, **fields: Any) -> admin_pb2.ApiKey:
+        """Know an API key, so that one is needed from now on."""
+        values = {"id": f"key_{len(self.keys):032x}", "project_id": "default", **fields}
+        key = self.keys[hashlib.sha256(secret.encode()).digest()] = admin_pb2.ApiKey(**values)
+        self.keys_needed = True
+        return key
 
     def reads_open(self) -> int:
         """Return how many downloads are in progress."""
@@ -131,6 +144,7 @@ class ScriptedStore:
                 ("Files", files_pb2_grpc.add_FilesServicer_to_server),
                 ("Batches", batches_pb2_grpc.add_BatchesServicer_to_server),
                 ("Models", models_pb2_grpc.add_ModelsServicer_to_server),
+                ("Admin", admin_pb2_grpc.add_AdminServicer_to_server),
             )
         ]
         around = [interceptors.SecretInterceptor(SECRET), interceptors.ErrorsInterceptor()]
@@ -145,10 +159,22 @@ class ScriptedStore:
 
 
 class _Servicer(
-    files_pb2_grpc.FilesServicer, batches_pb2_grpc.BatchesServicer, models_pb2_grpc.ModelsServicer
+    admin_pb2_grpc.AdminServicer,
+    files_pb2_grpc.FilesServicer,
+    batches_pb2_grpc.BatchesServicer,
+    models_pb2_grpc.ModelsServicer,
 ):
     def __init__(self, store: ScriptedStore) -> None:
         self._store = store
+
+    async def LookUpKey(
+        self, request: admin_pb2.LookUpKeyRequest, context: Any
+    ) -> admin_pb2.LookUpKeyResponse:
+        store = self._store
+        store.key_lookups.append(request.sha256)
+        return admin_pb2.LookUpKeyResponse(
+            keys_needed=store.keys_needed, key=store.keys.get(request.sha256)
+        )
 
     async def UploadFile(
         self, request_iterator: AsyncIterator[files_pb2.UploadFileRequest], context: Any
@@ -237,6 +263,7 @@ for _name in (
     "GetBatch",
     "ListBatches",
     "CancelBatch",
+    "GetUsage",
     "ListModels",
     "GetModel",
 ):

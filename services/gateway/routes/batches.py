@@ -11,7 +11,7 @@ from services.gateway import validate
 from services.gateway.auth import Caller
 from services.gateway.context import Context
 from services.gateway.envelope import JsonResponse, list_object
-from services.gateway.routes.resource import read_body, resource
+from services.gateway.routes.resource import read_body, resource, with_idempotency_key
 from services.gateway.translate import batch_object
 
 DEFAULT_LIMIT: Final = 20
@@ -39,6 +39,7 @@ class BatchRoutes:
 
     async def create(self, request: Request, caller: Caller) -> Response:
         """Create a batch."""
+        caller = with_idempotency_key(request, caller)
         wanted = validate.parse_create_batch(await read_body(request))
         validate.check_create_batch(wanted, self._context.windows)
         answer = await self._store.call(self._store.batches.CreateBatch, wanted, caller)

@@ -12,7 +12,7 @@ from services.gateway.auth import Caller
 from services.gateway.context import Context
 from services.gateway.download import ContentResponse
 from services.gateway.envelope import JsonResponse, list_object
-from services.gateway.routes.resource import resource
+from services.gateway.routes.resource import resource, with_idempotency_key
 from services.gateway.translate import deleted_file_object, file_object
 from services.gateway.upload import receive_upload
 
@@ -41,6 +41,7 @@ class FileRoutes:
 
     async def upload(self, request: Request, caller: Caller) -> Response:
         """Take a file as a multipart form."""
+        caller = with_idempotency_key(request, caller)
         return JsonResponse(file_object(await receive_upload(request, self._store, caller)))
 
     async def get(self, request: Request, caller: Caller) -> Response:

@@ -10,10 +10,9 @@ from starlette.routing import BaseRoute, Mount
 from starlette.staticfiles import StaticFiles
 from swagger_ui_bundle import swagger_ui_path
 
-from services.gateway.auth import Caller
 from services.gateway.context import Context
 from services.gateway.envelope import JsonResponse
-from services.gateway.routes.resource import resource
+from services.gateway.routes.resource import page
 from services.kit.errors import UnavailableError
 
 _PAGE: Final = """<!doctype html>
@@ -50,35 +49,31 @@ class HealthRoutes:
             "/docs": self.docs,
         }
         return [
-            *(
-                route
-                for path, page in pages.items()
-                for route in resource(self._context, path, {"GET": page})
-            ),
+            *(route for path, handler in pages.items() for route in page(path, handler)),
             Mount("/docs/assets", StaticFiles(directory=str(swagger_ui_path))),
         ]
 
-    async def live(self, _request: Request, _caller: Caller) -> Response:
+    async def live(self, _request: Request) -> Response:
         """Say that the process answers."""
         return JsonResponse({"status": "ok"})
 
-    async def ready(self, _request: Request, _caller: Caller) -> Response:
+    async def ready(self, _request: Request) -> Response:
         """Say whether batches can be taken: 503 unless the store takes work."""
         if not await self._context.store.is_serving():
             raise UnavailableError("The store does not take work right now.")
         return JsonResponse({"status": "ready"})
 
-    async def metrics(self, _request: Request, _caller: Caller) -> Response:
+    async def metrics(self, _request: Request) -> Response:
         """Return what Prometheus scrapes."""
         return Response(
             prometheus_client.generate_latest(),
             headers={"content-type": prometheus_client.CONTENT_TYPE_LATEST},
         )
 
-    async def openapi(self, _request: Request, _caller: Caller) -> Response:
+    async def openapi(self, _request: Request) -> Response:
         """Return the description of this API."""
         return Response(self._openapi, media_type="application/yaml")
 
-    async def docs(self, _request: Request, _caller: Caller) -> Response:
+    async def docs(self, _request: Request) -> Response:
         """Show that description; all of the page comes from here."""
         return HTMLResponse(_PAGE)

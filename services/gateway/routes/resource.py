@@ -2,22 +2,30 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Final
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from services.gateway import validate
 from services.gateway.auth import Caller
 from services.gateway.clients import IDLE_SECONDS
 from services.gateway.context import Context
-from services.gateway.middleware import request_id_of
-from services.kit.errors import InvalidRequestError, TooLargeError, UnsupportedMediaError
+from services.gateway.middleware import add_headers, request_id_of
+from services.kit.errors import (
+    InvalidRequestError,
+    PermissionError_,
+    TooLargeError,
+    UnsupportedMediaError,
+)
 
 MAX_JSON_BYTES: Final = 1024 * 1024
 """Largest JSON body; a batch's own data travels as a file."""
 
 Handler = Callable[[Request, Caller], Awaitable[Response]]
+Page = Callable[[Request], Awaitable[Response]]
 
 
 def resource(context: Context, path: str, handlers: Mapping[str, Handler]) -> list[Route]:
@@ -32,17 +40,53 @@ def resource(context: Context, path: str, handlers: Mapping[str, Handler]) -> li
     """
 
     async def endpoint(request: Request) -> Response:
-        caller = await context.caller(
+        caller, allowance = await context.admit(
             request.headers.get("authorization", ""), request_id_of(request.scope)
         )
+        if allowance is not None:
+            add_headers(request.scope, allowance.headers())
+            allowance.check()
+        if caller.key_id is None:
+            _refuse_other_sites(request)
         method = "GET" if request.method == "HEAD" else request.method
         return await handlers[method](request, caller)
 
-    methods = list(handlers)
+    return _routes(path, endpoint, list(handlers))
+
+
+def page(path: str, handler: Page) -> list[Route]:
+    """Return the routes of what anyone may GET, keys or not: it tells nothing of any project."""
+    return _routes(path, handler, ["GET"])
+
+
+def _routes(path: str, endpoint: Page, methods: list[str]) -> list[Route]:
     routes = [Route(path, endpoint, methods=methods)]
     if not path.endswith("/"):
         routes.append(Route(f"{path}/", endpoint, methods=methods))
     return routes
+
+
+def _refuse_other_sites(request: Request) -> None:
+    """Refuse what a web page of elsewhere has a browser send: without keys it would be let in.
+
+    Raises:
+        PermissionError_: the browser says that it is so.
+    """
+    if request.headers.get("sec-fetch-site") == "cross-site":
+        raise PermissionError_(
+            "A web page of another site may not use this server while no API key is configured. "
+            "(HINT: `nightshift keys create` makes one.)"
+        )
+
+
+def with_idempotency_key(request: Request, caller: Caller) -> Caller:
+    """Return `caller` with the key under which it creates something.
+
+    Raises:
+        InvalidRequestError: the header `Idempotency-Key` holds none.
+    """
+    key = validate.idempotency_key_of(request.headers.get("idempotency-key", ""))
+    return replace(caller, idempotency_key=key)
 
 
 def refuse_encoded(request: Request) -> None:

@@ -12,10 +12,12 @@ from starlette.routing import Route
 from protos.nightshift.v1 import batches_pb2, common_pb2, files_pb2, models_pb2
 from services.gateway import validate
 from services.gateway.app import routes
-from services.gateway.auth import OpenAccess
 from services.gateway.clients import Store
 from services.gateway.context import Context
+from services.gateway.keys import KeyAuth
+from services.gateway.limits import RequestLimiter
 from services.kit import ids, rpc
+from services.kit.clock import SystemClock
 from services.kit.errors import ConflictError
 from tests.kit.public_store import ScriptedStore, batch_id, file_id, make_batch, make_file
 
@@ -50,8 +52,13 @@ def check(name: str, value: Any) -> None:
 
 async def test_routes_are_those_described() -> None:
     async with rpc.open_channel("127.0.0.1:1") as channel:
+        store, clock = Store(channel, "s"), SystemClock()
         context = Context(
-            store=Store(channel, "s"), auth=OpenAccess(), windows={}, new_id=ids.uuid7_hex
+            store=store,
+            auth=KeyAuth(store, clock),
+            limiter=RequestLimiter(clock),
+            windows={},
+            new_id=ids.uuid7_hex,
         )
         served = {
             (route.path.replace(":path}", "}"), method)
@@ -147,6 +154,11 @@ async def test_the_rest_is_as_described(http: httpx2.AsyncClient, store: Scripte
     store.script("DeleteFile", files_pb2.DeleteFileResponse(file_id=file_id()))
     store.script("ListModels", models_pb2.ListModelsResponse(models=[models_pb2.Model(id="m")]))
     store.script("CancelBatch", ConflictError("no"))
+    used = batches_pb2.KeyUsage(project_id="default", key_id="key_1", key_name="k", batches=2)
+    unnamed = batches_pb2.KeyUsage(project_id="default", batches=1)
+    usage = batches_pb2.GetUsageResponse(project_id="default", by_key=[used, unnamed])
+    store.script("GetUsage", usage)
+    check("ProjectUsage", (await http.get("/v1/usage")).json())
     check("File", (await http.get(f"/v1/files/{file_id()}")).json())
     check("FileList", (await http.get("/v1/files")).json())
     check("DeletedFile", (await http.delete(f"/v1/files/{file_id()}")).json())

@@ -13,7 +13,7 @@ from services.kit.settings import SettingsError
 
 def test_defaults_work() -> None:
     settings = GatewaySettings.load()
-    settings.refuse_open_addresses()
+    assert settings.exposed_address() is None
     assert settings.windows == {"24h": 86_400}
 
 
@@ -58,12 +58,12 @@ def test_bad_addresses(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "10.0.0.1", "example.com", "localhost.x"])
 @pytest.mark.parametrize("name", ["listen", "grpc_listen"])
-def test_open_address_needs_to_be_allowed(name: str, host: str) -> None:
+def test_open_address_is_told_unless_it_is_allowed(name: str, host: str) -> None:
     settings = GatewaySettings(**{name: f"{host}:8000"})  # type: ignore[arg-type]
-    with pytest.raises(SettingsError, match="NIGHTSHIFT_GATEWAY_ALLOW_OPEN=true"):
-        settings.refuse_open_addresses()
+    setting = f"NIGHTSHIFT_GATEWAY_{name.upper()}"
+    assert settings.exposed_address() == (setting, f"{host}:8000")
     allowed = GatewaySettings(allow_open=True, **{name: f"{host}:8000"})  # type: ignore[arg-type]
-    allowed.refuse_open_addresses()
+    assert allowed.exposed_address() is None
 
 
 def test_unknown_setting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
