@@ -39,6 +39,22 @@ async def read_span(blobs: Blobs, parts: Parts, offset: int, length: int) -> byt
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
+async def read_whole(blobs: Blobs, name: str) -> bytes:
+    """Return all of a blob.
+
+    Raises:
+        BlobMissingError: there is none.
+    """
+    pieces = []
+    offset = 0
+    while piece := await blobs.read(name, offset, _INDEX_READ_BYTES):
+        pieces.append(piece)
+        offset += len(piece)
+        if len(piece) < _INDEX_READ_BYTES:
+            break
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
 class InputReader:
     """Line indexes, the last used ones kept in memory."""
 
@@ -68,14 +84,7 @@ class InputReader:
             self._loading.pop(name, None)
 
     async def _load(self, name: str) -> None:
-        pieces = []
-        offset = 0
-        while piece := await self._blobs.read(name, offset, _INDEX_READ_BYTES):
-            pieces.append(piece)
-            offset += len(piece)
-            if len(piece) < _INDEX_READ_BYTES:
-                break
-        data = b"".join(pieces)
+        data = await read_whole(self._blobs, name)
         self._cache[name] = (LineIndex.from_bytes(data), len(data))
         self._cached_bytes += len(data)
         while self._cached_bytes > _CACHED_BYTES and len(self._cache) > 1:

@@ -1,7 +1,7 @@
 """What takes content in has in common: frames that come in time, blobs that are announced first."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import TypeVar
 
 from services.kit.errors import InvalidRequestError
@@ -52,3 +52,9 @@ def give_up(context: Context, names: Sequence[str]) -> None:
     # Whatever fails here, the sweeper finds what stayed announced for too long.
     task.add_done_callback(lambda done: done.cancelled() or done.exception())
     context.wake("sweeper")
+
+
+async def in_turn(pieces: Iterable[bytes | memoryview]) -> AsyncIterator[bytes | memoryview]:
+    """Yield pieces as a blob's content, so that they need not be one."""
+    for piece in pieces:
+        yield piece

@@ -11,7 +11,7 @@ class BlobMissingError(Exception):
 class Blobs(Protocol):
     """A place for immutable blobs under names of the form `project/kind/hex`."""
 
-    async def put(self, name: str, content: bytes | AsyncIterator[bytes]) -> int:
+    async def put(self, name: str, content: bytes | AsyncIterator[bytes | memoryview]) -> int:
         """Write a blob under a name never used before; durable on return.
 
         What `content` raises leaves nothing behind.

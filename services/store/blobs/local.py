@@ -27,7 +27,7 @@ class LocalBlobs:
         for leftover in self._tmp.iterdir():
             leftover.unlink()
 
-    async def put(self, name: str, content: bytes | AsyncIterator[bytes]) -> int:
+    async def put(self, name: str, content: bytes | AsyncIterator[bytes | memoryview]) -> int:
         """See `Blobs.put`."""
         if isinstance(content, bytes):
             return await asyncio.to_thread(self._put_whole, name, content)
@@ -104,7 +104,7 @@ class LocalBlobs:
         await asyncio.to_thread((self._root / name).unlink, missing_ok=True)
 
 
-def _write_all(file: BinaryIO, data: bytes) -> None:
+def _write_all(file: BinaryIO, data: bytes | memoryview) -> None:
     view = memoryview(data)
     while view:
         view = view[file.write(view) :]

@@ -34,6 +34,17 @@ def upgrade() -> None:
         sa.Column(
             "created_at", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False
         ),
+        sa.Column(
+            "executors_alive", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=True
+        ),
+        sa.Column(
+            "executors_ready", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=True
+        ),
+        sa.Column("seats", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=True),
+        sa.Column("lines_per_second", sa.Float(), nullable=True),
+        sa.Column(
+            "reported_ms", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=True
+        ),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_pools")),
     )
     op.create_table(
@@ -77,6 +88,12 @@ def upgrade() -> None:
         sa.Column("id", sa.String(length=64), nullable=False),
         sa.Column("seq", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
         sa.Column("project_id", sa.String(length=64), nullable=False),
+        sa.Column(
+            "version",
+            sa.BigInteger().with_variant(sa.Integer(), "sqlite"),
+            server_default="1",
+            nullable=False,
+        ),
         sa.Column("status", sa.String(length=16), nullable=False),
         sa.Column("endpoint", sa.String(length=64), nullable=False),
         sa.Column("input_file_id", sa.Text(), nullable=False),
@@ -192,6 +209,12 @@ def upgrade() -> None:
         sa.Column(
             "cleared_ms", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=True
         ),
+        sa.Column(
+            "keep_until_ms",
+            sa.BigInteger().with_variant(sa.Integer(), "sqlite"),
+            server_default="0",
+            nullable=False,
+        ),
         sa.Column("traceparent", sa.String(length=64), server_default="", nullable=False),
         sa.CheckConstraint(
             "(status = 'cancelled') = (cancelled_at IS NOT NULL)",
@@ -226,12 +249,30 @@ def upgrade() -> None:
     )
     with op.batch_alter_table("batches", schema=None) as batch_op:
         batch_op.create_index(
+            "ix_batches_clear",
+            ["keep_until_ms"],
+            unique=False,
+            sqlite_where=sa.text("sealed_ms IS NOT NULL AND cleared_ms IS NULL"),
+            postgresql_where=sa.text("sealed_ms IS NOT NULL AND cleared_ms IS NULL"),
+        )
+        batch_op.create_index(
             "ix_batches_expiry",
             ["expires_ms"],
             unique=False,
             sqlite_where=sa.text("status IN ('validating', 'in_progress') AND stopping_ms IS NULL"),
             postgresql_where=sa.text(
                 "status IN ('validating', 'in_progress') AND stopping_ms IS NULL"
+            ),
+        )
+        batch_op.create_index(
+            "ix_batches_finalize",
+            ["sealed_ms"],
+            unique=False,
+            sqlite_where=sa.text(
+                "sealed_ms IS NOT NULL AND status IN ('finalizing', 'cancelling')"
+            ),
+            postgresql_where=sa.text(
+                "sealed_ms IS NOT NULL AND status IN ('finalizing', 'cancelling')"
             ),
         )
         batch_op.create_index(
@@ -243,13 +284,6 @@ def upgrade() -> None:
         )
         batch_op.create_index(
             batch_op.f("ix_batches_project_id_seq"), ["project_id", "seq"], unique=False
-        )
-        batch_op.create_index(
-            "ix_batches_sealed",
-            ["sealed_ms"],
-            unique=False,
-            sqlite_where=sa.text("sealed_ms IS NOT NULL AND cleared_ms IS NULL"),
-            postgresql_where=sa.text("sealed_ms IS NOT NULL AND cleared_ms IS NULL"),
         )
         batch_op.create_index(
             "ix_batches_stopping",
@@ -385,6 +419,75 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_outbox")),
         sqlite_autoincrement=True,
     )
+    op.create_table(
+        "uploads",
+        sa.Column("id", sa.String(length=64), nullable=False),
+        sa.Column("project_id", sa.String(length=64), nullable=False),
+        sa.Column("status", sa.String(length=16), nullable=False),
+        sa.Column("purpose", sa.String(length=32), nullable=False),
+        sa.Column("filename", sa.Text(), nullable=False),
+        sa.Column("bytes", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
+        sa.Column(
+            "created_at", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False
+        ),
+        sa.Column(
+            "expires_at", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False
+        ),
+        sa.Column(
+            "file_expires_seconds",
+            sa.BigInteger().with_variant(sa.Integer(), "sqlite"),
+            nullable=True,
+        ),
+        sa.Column("hash_key", sa.String(length=64), nullable=False),
+        sa.Column(
+            "parts",
+            sa.BigInteger().with_variant(sa.Integer(), "sqlite"),
+            server_default="0",
+            nullable=False,
+        ),
+        sa.Column(
+            "stored_bytes",
+            sa.BigInteger().with_variant(sa.Integer(), "sqlite"),
+            server_default="0",
+            nullable=False,
+        ),
+        sa.Column(
+            "distinct_bytes",
+            sa.BigInteger().with_variant(sa.Integer(), "sqlite"),
+            server_default="0",
+            nullable=False,
+        ),
+        sa.Column("ended_at", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=True),
+        sa.Column("file_id", sa.String(length=64), nullable=True),
+        sa.Column("completed_by", sa.String(length=64), nullable=True),
+        sa.CheckConstraint(
+            "(status = 'completed') = (file_id IS NOT NULL)", name=op.f("ck_uploads_file")
+        ),
+        sa.CheckConstraint(
+            "(status = 'pending') = (ended_at IS NULL)", name=op.f("ck_uploads_ended")
+        ),
+        sa.CheckConstraint(
+            "status IN ('pending', 'completed', 'cancelled', 'expired')",
+            name=op.f("ck_uploads_status"),
+        ),
+        sa.CheckConstraint(
+            "(file_id IS NULL) = (completed_by IS NULL)", name=op.f("ck_uploads_completed_by")
+        ),
+        sa.CheckConstraint("bytes >= 0", name=op.f("ck_uploads_bytes")),
+        sa.ForeignKeyConstraint(
+            ["project_id"], ["projects.id"], name=op.f("fk_uploads_project_id")
+        ),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_uploads")),
+    )
+    with op.batch_alter_table("uploads", schema=None) as batch_op:
+        batch_op.create_index(
+            "ix_uploads_pending",
+            ["expires_at"],
+            unique=False,
+            sqlite_where=sa.text("status = 'pending'"),
+            postgresql_where=sa.text("status = 'pending'"),
+        )
+
     op.create_table(
         "webhook_endpoints",
         sa.Column("id", sa.String(length=64), nullable=False),
@@ -571,6 +674,7 @@ def upgrade() -> None:
         ),
         sa.Column("batch_id", sa.String(length=64), nullable=False),
         sa.Column("project_id", sa.String(length=64), nullable=False),
+        sa.Column("version", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
         sa.Column(
             "first_line", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False
         ),
@@ -590,6 +694,33 @@ def upgrade() -> None:
     with op.batch_alter_table("segments", schema=None) as batch_op:
         batch_op.create_index(
             batch_op.f("ix_segments_batch_id_first_line"), ["batch_id", "first_line"], unique=False
+        )
+        batch_op.create_index("ix_segments_version", ["batch_id", "version"], unique=True)
+
+    op.create_table(
+        "upload_parts",
+        sa.Column("id", sa.String(length=64), nullable=False),
+        sa.Column("upload_id", sa.String(length=64), nullable=False),
+        sa.Column("project_id", sa.String(length=64), nullable=False),
+        sa.Column("bytes", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
+        sa.Column(
+            "created_at", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False
+        ),
+        sa.Column("blob", sa.String(length=200), nullable=False),
+        sa.Column("index_blob", sa.String(length=200), nullable=True),
+        sa.Column("digest", sa.String(length=32), nullable=False),
+        sa.CheckConstraint("bytes >= 0", name=op.f("ck_upload_parts_bytes")),
+        sa.ForeignKeyConstraint(
+            ["project_id"], ["projects.id"], name=op.f("fk_upload_parts_project_id")
+        ),
+        sa.ForeignKeyConstraint(
+            ["upload_id"], ["uploads.id"], name=op.f("fk_upload_parts_upload_id")
+        ),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_upload_parts")),
+    )
+    with op.batch_alter_table("upload_parts", schema=None) as batch_op:
+        batch_op.create_index(
+            batch_op.f("ix_upload_parts_upload_id_digest"), ["upload_id", "digest"], unique=False
         )
 
     op.create_table(
@@ -661,7 +792,12 @@ def downgrade() -> None:
         batch_op.drop_index(batch_op.f("ix_attempts_chunk_id"))
 
     op.drop_table("attempts")
+    with op.batch_alter_table("upload_parts", schema=None) as batch_op:
+        batch_op.drop_index(batch_op.f("ix_upload_parts_upload_id_digest"))
+
+    op.drop_table("upload_parts")
     with op.batch_alter_table("segments", schema=None) as batch_op:
+        batch_op.drop_index("ix_segments_version")
         batch_op.drop_index(batch_op.f("ix_segments_batch_id_first_line"))
 
     op.drop_table("segments")
@@ -694,6 +830,14 @@ def downgrade() -> None:
         batch_op.drop_index(batch_op.f("ix_webhook_endpoints_project_id_seq"))
 
     op.drop_table("webhook_endpoints")
+    with op.batch_alter_table("uploads", schema=None) as batch_op:
+        batch_op.drop_index(
+            "ix_uploads_pending",
+            sqlite_where=sa.text("status = 'pending'"),
+            postgresql_where=sa.text("status = 'pending'"),
+        )
+
+    op.drop_table("uploads")
     op.drop_table("outbox")
     op.drop_table("models")
     with op.batch_alter_table("idempotency_keys", schema=None) as batch_op:
@@ -725,11 +869,6 @@ def downgrade() -> None:
             sqlite_where=sa.text("stopping_ms IS NOT NULL AND sealed_ms IS NULL"),
             postgresql_where=sa.text("stopping_ms IS NOT NULL AND sealed_ms IS NULL"),
         )
-        batch_op.drop_index(
-            "ix_batches_sealed",
-            sqlite_where=sa.text("sealed_ms IS NOT NULL AND cleared_ms IS NULL"),
-            postgresql_where=sa.text("sealed_ms IS NOT NULL AND cleared_ms IS NULL"),
-        )
         batch_op.drop_index(batch_op.f("ix_batches_project_id_seq"))
         batch_op.drop_index(
             "ix_batches_open",
@@ -737,11 +876,25 @@ def downgrade() -> None:
             postgresql_where=sa.text("status NOT IN ('completed','failed','expired','cancelled')"),
         )
         batch_op.drop_index(
+            "ix_batches_finalize",
+            sqlite_where=sa.text(
+                "sealed_ms IS NOT NULL AND status IN ('finalizing', 'cancelling')"
+            ),
+            postgresql_where=sa.text(
+                "sealed_ms IS NOT NULL AND status IN ('finalizing', 'cancelling')"
+            ),
+        )
+        batch_op.drop_index(
             "ix_batches_expiry",
             sqlite_where=sa.text("status IN ('validating', 'in_progress') AND stopping_ms IS NULL"),
             postgresql_where=sa.text(
                 "status IN ('validating', 'in_progress') AND stopping_ms IS NULL"
             ),
+        )
+        batch_op.drop_index(
+            "ix_batches_clear",
+            sqlite_where=sa.text("sealed_ms IS NOT NULL AND cleared_ms IS NULL"),
+            postgresql_where=sa.text("sealed_ms IS NOT NULL AND cleared_ms IS NULL"),
         )
 
     op.drop_table("batches")
