@@ -12,6 +12,7 @@ from services.gateway.routes.files import FileRoutes
 from services.gateway.routes.health import HealthRoutes
 from services.gateway.routes.models import ModelRoutes
 from services.gateway.routes.usage import UsageRoutes
+from services.gateway.routes.webhooks import WebhookRoutes
 from services.kit import telemetry
 
 
@@ -22,6 +23,7 @@ def routes(context: Context) -> list[BaseRoute]:
         *BatchRoutes(context).routes(),
         *ModelRoutes(context).routes(),
         *UsageRoutes(context).routes(),
+        *WebhookRoutes(context).routes(),
         *HealthRoutes(context).routes(),
     ]
 

@@ -14,6 +14,7 @@ from protos.nightshift.v1 import (
     files_pb2,
     files_pb2_grpc,
     models_pb2_grpc,
+    webhooks_pb2_grpc,
 )
 from services.gateway.auth import Caller
 from services.kit import rpc
@@ -177,6 +178,7 @@ class Store:
         self.files = files_pb2_grpc.FilesStub(channel)
         self.batches = batches_pb2_grpc.BatchesStub(channel)
         self.models = models_pb2_grpc.ModelsStub(channel)
+        self.webhooks = webhooks_pb2_grpc.WebhooksStub(channel)
         self._admin = admin_pb2_grpc.AdminStub(channel)
 
     async def call(

@@ -10,12 +10,14 @@ from protos.nightshift.v1 import (
     files_pb2_grpc,
     models_pb2,
     models_pb2_grpc,
+    webhooks_pb2_grpc,
 )
 from services.gateway import validate
 from services.gateway.clients import IDLE_SECONDS
 from services.gateway.context import Context
 from services.gateway.download import SEND_SECONDS, refuse_download
 from services.gateway.grpc_call import AuthInterceptor, RequestInterceptor, Servicer
+from services.gateway.grpc_webhooks import WebhooksServicer
 from services.kit import interceptors, rpc
 from services.kit.errors import InternalError, InvalidRequestError
 from services.kit.frames import FRAME_BYTES
@@ -43,6 +45,11 @@ async def start_public_server(context: Context, listen: str) -> rpc.RunningServe
             "nightshift.v1.Models",
             ModelsServicer(context),
             models_pb2_grpc.add_ModelsServicer_to_server,
+        ),
+        rpc.ServiceEntry(
+            "nightshift.v1.Webhooks",
+            WebhooksServicer(context),
+            webhooks_pb2_grpc.add_WebhooksServicer_to_server,
         ),
     ]
     around = [
