@@ -82,7 +82,9 @@ class Scheduler:
                 loop.stop()
             await asyncio.wait(tasks, timeout=_DRAIN_SECONDS)
         finally:
-            for task in tasks:
+            for loop, task in zip(loops, tasks, strict=True):
+                # Python 3.11's `wait_for`, on which the bus waits, may swallow a cancellation.
+                loop.stop()
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         await self._leader.resign()

@@ -262,8 +262,20 @@ async def test_freed_chunks_are_published_again_at_once(world: World) -> None:
         await world.tell(dispatch_pb2.EVENT_KIND_CHUNKS_FREED)
         [received] = await eventually(lambda: executor.received)
         assert (received.chunk_id, received.dispatch) == ("chunk_1", 2)
-    queues = [request.queues for name, request in world.work.calls if name == "ReclaimChunks"]
-    assert {(queue.pool_id, queue.pending) for queue in queues[-1]} == {(POOL, 0), (OTHER, 0)}
+
+
+async def test_reclaiming_tells_what_waits_in_each_queue(world: World) -> None:
+    await world.scheduler("one")
+
+    def told() -> set[tuple[str, int]]:
+        asked = [request.queues for name, request in world.work.calls if name == "ReclaimChunks"]
+        return {(queue.pool_id, queue.pending) for queue in asked[-1]} if asked else set()
+
+    await eventually(lambda: told() == {(POOL, 0), (OTHER, 0)})
+    await world.bus.publish_dispatch(
+        dispatch_pb2.Dispatch(version=1, chunk_id="chunk_1", dispatch=1, pool_id=OTHER)
+    )
+    await eventually(lambda: told() == {(POOL, 0), (OTHER, 1)})
 
 
 async def test_a_batch_that_is_closed_meanwhile_holds_nobody_up(world: World) -> None:
