@@ -16,6 +16,7 @@ BIN := .venv/bin
 TOOLS := .venv/.stamp-tools
 ENGINE_STAMP := .venv/.stamp-engine
 PROJECT := .venv/.stamp-project
+NODE_CLIENT := .venv/.stamp-node
 PROTOS := $(wildcard protos/nightshift/v1/*.proto)
 STUBS := $(PROTOS:.proto=_pb2.py) $(PROTOS:.proto=_pb2.pyi) \
 	$(PROTOS:.proto=_pb2_grpc.py) $(PROTOS:.proto=_pb2_grpc.pyi)
@@ -27,12 +28,12 @@ help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: setup
-setup: $(ENGINE_STAMP) $(PROJECT) proto ## Install all in .venv: nightshift, its tools and vLLM (5 min once)
+setup: $(ENGINE_STAMP) $(PROJECT) $(NODE_CLIENT) proto ## Install all in .venv: nightshift, its tools and vLLM (5 min once)
 	@:
 
 # Without an engine: enough for test-fast, lint, and `up` with the simulated engine.
 .PHONY: setup-fast
-setup-fast: $(PROJECT) proto
+setup-fast: $(PROJECT) $(NODE_CLIENT) proto
 	@:
 
 $(TOOLS): requirements/dev.txt
@@ -47,6 +48,11 @@ $(ENGINE_STAMP): requirements/cpu.txt requirements/cuda.txt requirements/models.
 # The command's entry point stands in pyproject.toml.
 $(PROJECT): pyproject.toml $(TOOLS)
 	@$(BIN)/python tools/setup.py project
+	@touch $@
+
+# The tests hold the official Node client against the contract, too.
+$(NODE_CLIENT): tests/contract/node/package.json tests/contract/node/package-lock.json | $(TOOLS)
+	@$(BIN)/python tools/setup.py node
 	@touch $@
 
 .PHONY: proto
