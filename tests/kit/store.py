@@ -22,6 +22,7 @@ from protos.nightshift.v1 import (
     files_pb2_grpc,
     models_pb2,
     models_pb2_grpc,
+    uploads_pb2_grpc,
     work_pb2_grpc,
 )
 from services.kit import ids, rpc
@@ -97,6 +98,7 @@ class Client:
         self.project_id = project_id
         self.channel = rpc.open_channel(store.address)
         self.files = files_pb2_grpc.FilesStub(self.channel)
+        self.uploads = uploads_pb2_grpc.UploadsStub(self.channel)
         self.batches = batches_pb2_grpc.BatchesStub(self.channel)
         self.models = models_pb2_grpc.ModelsStub(self.channel)
         self.admin = admin_pb2_grpc.AdminStub(self.channel)

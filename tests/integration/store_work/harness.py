@@ -21,6 +21,7 @@ from protos.nightshift.v1 import (
     dispatch_pb2,
     files_pb2_grpc,
     models_pb2_grpc,
+    uploads_pb2_grpc,
     work_pb2,
     work_pb2_grpc,
 )
@@ -42,6 +43,7 @@ from services.store.input_reader import InputReader
 from services.store.models_servicer import AdminServicer, ModelsServicer
 from services.store.settings import StoreSettings
 from services.store.sweeper import Sweeper
+from services.store.uploads_servicer import UploadsServicer
 from services.store.validator import Validator
 from services.store.work_servicer import WorkServicer
 from tests.kit.store import DAY_SECONDS, POOL, Client, chat_line, our_errors
@@ -371,24 +373,16 @@ async def running(folder: Path, **settings: Any) -> AsyncIterator[Store]:
 
 
 def _entries(context: Context) -> Iterator[rpc.ServiceEntry]:
-    yield rpc.ServiceEntry(
-        "nightshift.v1.Files", FilesServicer(context), files_pb2_grpc.add_FilesServicer_to_server
-    )
-    yield rpc.ServiceEntry(
-        "nightshift.v1.Batches",
-        BatchesServicer(context),
-        batches_pb2_grpc.add_BatchesServicer_to_server,
-    )
-    yield rpc.ServiceEntry(
-        "nightshift.v1.Models",
-        ModelsServicer(context),
-        models_pb2_grpc.add_ModelsServicer_to_server,
-    )
-    yield rpc.ServiceEntry(
-        "nightshift.v1.Admin", AdminServicer(context), admin_pb2_grpc.add_AdminServicer_to_server
-    )
-    yield rpc.ServiceEntry(
-        "nightshift.v1.Work",
-        WorkServicer(context, InputReader(context.blobs)),
-        work_pb2_grpc.add_WorkServicer_to_server,
-    )
+    for name, servicer, add in (
+        ("Files", FilesServicer(context), files_pb2_grpc.add_FilesServicer_to_server),
+        ("Uploads", UploadsServicer(context), uploads_pb2_grpc.add_UploadsServicer_to_server),
+        ("Batches", BatchesServicer(context), batches_pb2_grpc.add_BatchesServicer_to_server),
+        ("Models", ModelsServicer(context), models_pb2_grpc.add_ModelsServicer_to_server),
+        ("Admin", AdminServicer(context), admin_pb2_grpc.add_AdminServicer_to_server),
+        (
+            "Work",
+            WorkServicer(context, InputReader(context.blobs)),
+            work_pb2_grpc.add_WorkServicer_to_server,
+        ),
+    ):
+        yield rpc.ServiceEntry(f"nightshift.v1.{name}", servicer, add)
