@@ -1,11 +1,28 @@
 """Calls to the store that operators' commands make, with the services' secret."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol, TypeVar
 
-from protos.nightshift.v1 import admin_pb2, admin_pb2_grpc, models_pb2
+from protos.nightshift.v1 import admin_pb2, admin_pb2_grpc, batches_pb2, models_pb2
 from services.kit import rpc
 from services.kit.errors import from_rpc_error
 from services.kit.ids import pool_id_of
+
+T = TypeVar("T")
+
+
+class Store(Protocol):
+    """Where a store answers, and the services' secret that it wants to see."""
+
+    @property
+    def address(self) -> str:
+        """Return `host:port`."""
+        ...
+
+    @property
+    def secret(self) -> str:
+        """Return the secret."""
+        ...
 
 
 async def put_models(store: str, secret: str, names: Sequence[str]) -> None:
@@ -35,5 +52,76 @@ async def delete_model(store: str, secret: str, name: str) -> None:
             await admin_pb2_grpc.AdminStub(channel).DeleteModel(
                 admin_pb2.DeleteModelRequest(model_id=name), metadata=rpc.metadata(secret)
             )
+        except rpc.CallFault as failure:
+            raise from_rpc_error(failure) from failure
+
+
+async def create_key(
+    store: Store, request: admin_pb2.CreateKeyRequest
+) -> admin_pb2.CreateKeyResponse:
+    """Make a key; the answer alone holds it.
+
+    Raises:
+        NightshiftError: the store refused, or cannot be reached.
+    """
+    return await _ask(store, lambda stub, metadata: stub.CreateKey(request, metadata=metadata))
+
+
+async def list_keys(store: Store, project_id: str) -> Sequence[admin_pb2.ApiKey]:
+    """Return the keys of a project, or of all where it is empty.
+
+    Raises:
+        NightshiftError: the store cannot be reached.
+    """
+    request = admin_pb2.ListKeysRequest(project_id=project_id)
+    answer: admin_pb2.ListKeysResponse = await _ask(
+        store, lambda stub, metadata: stub.ListKeys(request, metadata=metadata)
+    )
+    return answer.keys
+
+
+async def revoke_key(store: Store, key_id: str, project_id: str) -> admin_pb2.ApiKey:
+    """End a key, where it is of that project or none is named.
+
+    Raises:
+        NightshiftError: no such key, or the store cannot be reached.
+    """
+    request = admin_pb2.RevokeKeyRequest(key_id=key_id, project_id=project_id)
+    answer: admin_pb2.RevokeKeyResponse = await _ask(
+        store, lambda stub, metadata: stub.RevokeKey(request, metadata=metadata)
+    )
+    return answer.key
+
+
+async def are_keys_needed(store: Store) -> bool:
+    """Tell whether any key was ever made.
+
+    Raises:
+        NightshiftError: the store cannot be reached.
+    """
+    request = admin_pb2.LookUpKeyRequest()
+    answer: admin_pb2.LookUpKeyResponse = await _ask(
+        store, lambda stub, metadata: stub.LookUpKey(request, metadata=metadata)
+    )
+    return answer.keys_needed
+
+
+async def list_usage(store: Store, project_id: str) -> Sequence[batches_pb2.KeyUsage]:
+    """Return what a project has used by key, or all where it is empty.
+
+    Raises:
+        NightshiftError: the store cannot be reached.
+    """
+    request = admin_pb2.ListUsageRequest(project_id=project_id)
+    answer: admin_pb2.ListUsageResponse = await _ask(
+        store, lambda stub, metadata: stub.ListUsage(request, metadata=metadata)
+    )
+    return answer.by_key
+
+
+async def _ask(store: Store, call: Callable[[Any, Any], Awaitable[T]]) -> T:
+    async with rpc.open_channel(store.address) as channel:
+        try:
+            return await call(admin_pb2_grpc.AdminStub(channel), rpc.metadata(store.secret))
         except rpc.CallFault as failure:
             raise from_rpc_error(failure) from failure

@@ -1,6 +1,5 @@
 """Commands on batches: submit, watch, list, cancel, results."""
 
-import datetime
 import json
 import sys
 from pathlib import Path
@@ -20,6 +19,7 @@ from services.cli.client import (
     server_options,
 )
 from services.cli.progress import choose_display, counts_of, follow, print_json
+from services.cli.table import local_time, print_table
 
 Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings"]
 
@@ -151,14 +151,10 @@ def list_batches(*, limit: int, as_json: bool, base_url: str, api_key: str) -> N
             print_json(batch)
         return
     rows = [("ID", "STATUS", "DONE", "FAILED", "LINES", "CREATED"), *map(_row, batches)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        print("  ".join(cells).rstrip())
+    print_table(rows)
 
 
 def _row(batch: Batch) -> tuple[str, ...]:
-    created = datetime.datetime.fromtimestamp(batch.created_at, datetime.UTC).astimezone()
     done, failed, total = counts_of(batch)
     return (
         batch.id,
@@ -166,7 +162,7 @@ def _row(batch: Batch) -> tuple[str, ...]:
         str(done),
         str(failed),
         str(total),
-        created.strftime("%Y-%m-%d %H:%M:%S"),
+        local_time(batch.created_at),
     )
 
 

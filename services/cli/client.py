@@ -40,7 +40,7 @@ def server_options(command: Command) -> Command:
         default="none",
         show_default=True,
         show_envvar=True,
-        help="Any will do while the server has none configured.",
+        help="Any will do until the server has its first key.",
     )
     return url(key(command))
 

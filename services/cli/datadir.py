@@ -20,6 +20,10 @@ class DataDirError(Exception):
     """The directory cannot be used; the message says why and what to do."""
 
 
+class DataDirInUseError(DataDirError):
+    """Another `nightshift up` runs on it."""
+
+
 class DataDir:
     """A data directory; every name below it is ours, none comes from a user."""
 
@@ -65,7 +69,7 @@ class DataDir:
                 holder = os.pread(descriptor, 20, 0).decode(errors="replace")
             # The lock outlives a killed `up` for as long as its children take to end.
             if _is_running(holder) or time.monotonic() > deadline:
-                raise DataDirError(
+                raise DataDirInUseError(
                     f"{self.root} is in use by `nightshift up` (process {holder or 'unknown'}); "
                     "stop that one, or choose another directory with --data"
                 )

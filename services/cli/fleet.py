@@ -4,12 +4,13 @@ import asyncio
 import contextlib
 import http.client
 import os
+import shlex
 import sys
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import services
 from services.cli.datadir import OWNER_VARIABLE, DataDir
@@ -31,6 +32,19 @@ _ENGINE_END_SECONDS: Final = 10.0
 
 _SETTINGS_FAULT: Final = 2
 """Exit status of a service whose settings do not fit; starting it again cannot help."""
+
+
+_ALLOW_OPEN_VARIABLE: Final = "NIGHTSHIFT_GATEWAY_ALLOW_OPEN"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class StoreAt:
+    """A store that listens, and the services' secret that it wants to see."""
+
+    address: str
+    secret: str
 
 
 class StartError(Exception):
@@ -77,7 +91,7 @@ class Fleet:
             OWNER_VARIABLE: str(data.root),
             # vLLM titles its processes; this keeps the variables of theirs readable.
             "SPT_NOENV": "1",
-            "PYTHONPATH": _import_path(environment),
+            "PYTHONPATH": import_path(environment),
         }
         self._nats = self._child(
             "nats",
@@ -114,8 +128,10 @@ class Fleet:
         Raises:
             StartError: a service cannot start, or is not ready within `READY_SECONDS`.
         """
-        core = (self._nats, self._store, self._gateway, self._scheduler)
-        for child in core:
+        for child in (self._nats, self._store):
+            await child.start()
+        await self._refuse_open()
+        for child in (self._gateway, self._scheduler):
             await child.start()
         try:
             async with asyncio.timeout(READY_SECONDS):
@@ -137,9 +153,41 @@ class Fleet:
         for group in groups:
             await asyncio.gather(*(child.stop(hurry) for child in group))
 
+    async def _refuse_open(self) -> None:
+        """Refuse an address that other machines reach where all who do could use it."""
+        public = (self._addresses.gateway, self._addresses.gateway_grpc)
+        exposed = next((address for address in public if address.is_exposed), None)
+        # Where that is set, the gateway judges it, and what is meant to be open.
+        if exposed is None or self._environment.get(_ALLOW_OPEN_VARIABLE):
+            return
+        from services.cli.admin import are_keys_needed
+
+        try:
+            async with asyncio.timeout(READY_SECONDS):
+                needed = await self._with_store(are_keys_needed)
+        except TimeoutError:
+            raise StartError(f"the store is not ready after {READY_SECONDS:.0f} s") from None
+        if not needed:
+            raise StartError(
+                f"{exposed} can be reached by other machines, and there is no API key, so that "
+                "anyone there could use it. Make one first, with\n"
+                f"  nightshift keys create --project P --data {shlex.quote(str(self._data.root))}\n"
+                f"or listen on 127.0.0.1:{exposed.port}"
+            )
+
     async def _put_models(self) -> None:
-        # Late: these take a while to import, in which the children start.
         from services.cli.admin import put_models
+
+        names = [model.name for model in self._plan.models]
+        await self._with_store(lambda store: put_models(store.address, store.secret, names))
+
+    async def _with_store(self, call: Callable[[StoreAt], Awaitable[T]]) -> T:
+        """Call the store once it listens.
+
+        Raises:
+            StartError: it refused, or cannot start.
+        """
+        # Late: these take a while to import, in which the children start.
         from services.kit.errors import NightshiftError, UnavailableError
         from services.kit.service import read_secret
         from services.kit.settings import SettingsError
@@ -148,12 +196,10 @@ class Fleet:
         while not is_open(self._addresses.store):
             self._check_settings()
             await asyncio.sleep(0.02)
-        names = [model.name for model in self._plan.models]
         while True:
             try:
                 secret = read_secret(self._secret_file)
-                await put_models(str(self._addresses.store), secret, names)
-                return
+                return await call(StoreAt(str(self._addresses.store), secret))
             except UnavailableError:
                 self._check_settings()
                 await asyncio.sleep(0.05)
@@ -216,7 +262,7 @@ class Guard:
         """Describe it; `lock` is the descriptor that keeps the directory taken meanwhile."""
         self._data = data
         self._lock = lock
-        self._environment = {**environment, "PYTHONPATH": _import_path(environment)}
+        self._environment = {**environment, "PYTHONPATH": import_path(environment)}
         self._process: asyncio.subprocess.Process | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -260,7 +306,7 @@ class Guard:
             await process.wait()
 
 
-def _import_path(environment: Mapping[str, str]) -> str:
+def import_path(environment: Mapping[str, str]) -> str:
     """Return PYTHONPATH with our own code first, so that `-P` children find it from anywhere."""
     root = str(Path(services.__path__[0]).parent)
     rest = environment.get("PYTHONPATH")

@@ -16,6 +16,8 @@ _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "cancel": ("services.cli.batches:cancel", "Cancel a batch; finished lines are kept."),
     "results": ("services.cli.batches:results", "Download a batch's results and errors."),
     "models": ("services.cli.models:models", "List or remove models."),
+    "keys": ("services.cli.keys:keys", "Make, list and revoke API keys."),
+    "usage": ("services.cli.usage:usage", "Sum batches, lines and tokens by key."),
 }
 _SERVICES: Final = ("gateway", "store", "scheduler", "executor")
 

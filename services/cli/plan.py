@@ -29,6 +29,11 @@ class Address:
         """Return `host:port`, an IPv6 host in brackets."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
+    @property
+    def is_exposed(self) -> bool:
+        """Tell whether other machines can reach it."""
+        return not ipaddress.ip_address(self.host).is_loopback
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelPlan:
@@ -74,10 +79,10 @@ class Plan:
 
 
 def parse_address(option: str, text: str) -> Address:
-    """Read `HOST:PORT` of an option and insist on loopback.
+    """Read `HOST:PORT` of an option.
 
     Raises:
-        PlanError: it is no address, or one that other machines reach.
+        PlanError: it is no address of a machine.
     """
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
@@ -86,15 +91,12 @@ def parse_address(option: str, text: str) -> Address:
     if host == "localhost":
         host = "127.0.0.1"
     try:
-        loopback = ipaddress.ip_address(host).is_loopback
+        ipaddress.ip_address(host)
     except ValueError:
-        loopback = False
-    if not loopback:
         raise PlanError(
-            f"{option} {text} is not a loopback address: with no API key configured, all who "
-            "reach it could use it, and this release has no API keys yet. "
-            f"Use {option} 127.0.0.1:{port}, and a proxy that asks for a key in front of it."
-        )
+            f"{option} takes an IP address, such as 127.0.0.1:{port} or 0.0.0.0:{port}, "
+            f"not {host!r}"
+        ) from None
     return Address(host, int(port))
 
 

@@ -121,7 +121,7 @@ def test_a_taken_port_is_refused_by_name(shared: RunningUp, tmp_path: Path, opti
     ("arguments", "says"),
     [
         ([], "--engine simulated"),
-        (["--engine", "simulated", "--listen", "0.0.0.0:8000"], "--listen 127.0.0.1:8000"),
+        (["--engine", "simulated", "--listen", "example.org:8000"], "127.0.0.1:8000"),
         (["--model", "m=/nowhere/at/all"], "nothing at /nowhere/at/all"),
     ],
 )

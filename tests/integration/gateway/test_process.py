@@ -19,8 +19,9 @@ from opentelemetry.proto.collector.trace.v1 import (
     trace_service_pb2_grpc,
 )
 
+from protos.nightshift.v1 import admin_pb2
 from tests.kit.eventually import eventually
-from tests.kit.store import StoreProcess, free_port
+from tests.kit.store import StoreProcess, client_of, free_port
 
 SECRET_FILE = "NIGHTSHIFT_SECRET_FILE"
 
@@ -170,7 +171,6 @@ async def test_stop_lets_an_upload_end(gateway: GatewayProcess) -> None:
 
 
 REFUSED = {
-    "open": ({"NIGHTSHIFT_GATEWAY_LISTEN": "0.0.0.0:0"}, "NIGHTSHIFT_GATEWAY_ALLOW_OPEN=true"),
     "unknown": ({"NIGHTSHIFT_GATEWAY_LISTNE": "x"}, "unknown setting"),
     "no secret": ({SECRET_FILE: "none"}, SECRET_FILE),
 }
@@ -196,6 +196,41 @@ def test_start_is_refused_in_one_line(tmp_path: Path, case: str) -> None:
     assert text in own[0]
     assert "Traceback" not in process.log.read_text()
     assert process.output.read_text() == ""
+
+
+OPEN = {"NIGHTSHIFT_GATEWAY_LISTEN": "0.0.0.0:0"}
+
+
+async def test_an_open_address_is_refused_until_there_is_a_key(tmp_path: Path) -> None:
+    """It waits for a store that is away, which alone knows, and can be stopped meanwhile."""
+    store = StoreProcess(tmp_path / "store")
+    secret = tmp_path / "store" / "secret"
+    secret.parent.mkdir()
+    secret.write_text("s" * 64)
+    process = GatewayProcess(tmp_path, store.address, secret, **OPEN)
+    store.start()
+    try:
+        assert process.process.wait(30) == 2, process.log.read_text()
+        said = [line for line in process.log.read_text().splitlines() if not line.startswith("{")]
+        assert len(said) == 1
+        for what in (
+            "NIGHTSHIFT_GATEWAY_LISTEN is 0.0.0.0:0",
+            f"nightshift keys create --project P --store {store.address}",
+            "NIGHTSHIFT_GATEWAY_ALLOW_OPEN=true",
+        ):
+            assert what in said[0]
+        async with client_of(store) as client:
+            await client.admin.CreateKey(
+                admin_pb2.CreateKeyRequest(project_id="p"), metadata=client.metadata
+            )
+        second = GatewayProcess(tmp_path, store.address, secret, **OPEN)
+        await eventually(lambda: '"listening"' in second.log.read_text(), within_seconds=20)
+        assert second.stop() == 0
+    finally:
+        store.kill()
+    away = GatewayProcess(tmp_path, store.address, secret, **OPEN)
+    await eventually(lambda: '"store_is_away"' in away.log.read_text(), within_seconds=20)
+    assert away.stop() == 0
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):

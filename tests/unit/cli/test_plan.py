@@ -25,6 +25,7 @@ from services.cli.plan import (
 )
 def test_a_loopback_address_is_taken(text: str, address: Address) -> None:
     assert parse_address("--listen", text) == address
+    assert not address.is_exposed
 
 
 @pytest.mark.parametrize("text", ["8000", ":8000", "127.0.0.1", "127.0.0.1:x", "127.0.0.1:65536"])
@@ -33,10 +34,14 @@ def test_what_is_no_address_is_refused_with_an_example(text: str) -> None:
         parse_address("--listen", text)
 
 
-@pytest.mark.parametrize("text", ["0.0.0.0:8000", "[::]:8000", "10.1.2.3:8000", "example.org:8000"])
-def test_an_open_address_is_refused_with_what_to_use(text: str) -> None:
-    with pytest.raises(PlanError, match=r"--grpc 127\.0\.0\.1:8000"):
-        parse_address("--grpc", text)
+@pytest.mark.parametrize("text", ["0.0.0.0:8000", "[::]:8000", "10.1.2.3:8000"])
+def test_an_address_that_others_reach_is_known_as_one(text: str) -> None:
+    assert parse_address("--grpc", text).is_exposed
+
+
+def test_a_name_is_refused_with_what_to_use() -> None:
+    with pytest.raises(PlanError, match=r"127\.0\.0\.1:8000 or 0\.0\.0\.0:8000"):
+        parse_address("--grpc", "example.org:8000")
 
 
 def test_an_ipv6_host_is_written_in_brackets() -> None:

@@ -1,0 +1,149 @@
+"""What operators' commands share: the store of a data directory, running or not."""
+
+import asyncio
+import contextlib
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+
+from services.cli.client import REFUSED, fail
+from services.cli.datadir import DataDir, DataDirError, DataDirInUseError
+from services.cli.fleet import StoreAt, import_path
+from services.cli.plan import Address
+from services.cli.ports import FreePorts, is_open
+from services.kit.errors import NightshiftError, UnavailableError
+from services.kit.parent import VARIABLE as DIE_WITH_PARENT
+from services.kit.service import read_secret
+from services.kit.settings import SettingsError
+
+_START_SECONDS: Final = 120.0
+"""Bound on the start of a store: a large database may have to be migrated first."""
+_STOP_SECONDS: Final = 20.0
+_NO_BROKER: Final = "nats://127.0.0.1:1"
+"""Nobody listens there. A store that is up for a moment must not meet some other fleet's broker."""
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+T = TypeVar("T")
+
+
+def store_options(command: Command) -> Command:
+    """Add `--data` and `--store`, which arrive as `data` and `store`."""
+    data = click.option(
+        "--data",
+        type=click.Path(file_okay=False, path_type=Path),
+        default=Path("nightshift-data"),
+        show_default=True,
+        help="The directory of `nightshift up`, whether it runs or not.",
+    )
+    store = click.option(
+        "--store",
+        metavar="HOST:PORT",
+        help="The store to ask, where it runs alone; NIGHTSHIFT_SECRET_FILE names the secret.",
+    )
+    return data(store(command))
+
+
+def ask(
+    data: Path,
+    store: str | None,
+    question: Callable[[StoreAt], Awaitable[T]],
+    *,
+    make: bool = False,
+) -> T:
+    """Ask the store, starting it for the moment where nothing runs; ends the command on a refusal.
+
+    Args:
+        data: the data directory.
+        store: `host:port` of a store that runs alone; None means the directory's own.
+        question: called with the store.
+        make: whether a directory that is not there yet is made.
+    """
+    try:
+        with _store(data, store, make=make) as there:
+
+            async def asked() -> T:
+                return await question(there)
+
+            return asyncio.run(asked())
+    except UnavailableError:
+        where = f"at {store}" if store else f"of {data}"
+        fail(f"the store {where} does not answer; is it starting? Try again", REFUSED)
+    except (DataDirError, SettingsError, NightshiftError) as error:
+        fail(str(error), REFUSED)
+
+
+@contextlib.contextmanager
+def _store(data: Path, store: str | None, *, make: bool) -> Iterator[StoreAt]:
+    named = os.environ.get("NIGHTSHIFT_SECRET_FILE")
+    if store is not None:
+        yield StoreAt(store, read_secret(Path(named) if named else data / "secret"))
+        return
+    if not make and not data.is_dir():
+        raise DataDirError(f"there is nothing at {data}: name the directory with --data")
+    directory = DataDir(data)
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(directory.locked())
+        except DataDirInUseError:
+            secret = read_secret(Path(named)) if named else directory.read_secret()
+            yield StoreAt(directory.read_address("store"), secret)
+            return
+        secret_file = Path(named).absolute() if named else directory.ensure_secret()
+        address = stack.enter_context(_started(directory, secret_file))
+        yield StoreAt(str(address), read_secret(secret_file))
+
+
+@contextlib.contextmanager
+def _started(directory: DataDir, secret_file: Path) -> Iterator[Address]:
+    """Run a store on a directory that is locked for us.
+
+    Raises:
+        DataDirError: it does not start; its own words say why.
+    """
+    address = FreePorts(random.Random()).take()
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "services.store.main"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+            env={
+                **os.environ,
+                "NIGHTSHIFT_STORE_LISTEN": str(address),
+                "NIGHTSHIFT_STORE_DATA_DIR": str(directory.root),
+                "NIGHTSHIFT_SECRET_FILE": str(secret_file),
+                "NIGHTSHIFT_NATS_URL": _NO_BROKER,
+                DIE_WITH_PARENT: str(os.getpid()),
+                "PYTHONPATH": import_path(os.environ),
+            },
+        )
+        try:
+            deadline = time.monotonic() + _START_SECONDS
+            while not is_open(address):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    log.seek(0)
+                    raise DataDirError(_said(log.read().decode(errors="replace")))
+                time.sleep(0.02)
+            yield address
+        finally:
+            process.terminate()
+            try:
+                process.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _said(log: str) -> str:
+    """Return why a store ended: the line that it wrote for people, or else its last one."""
+    lines = log.strip().splitlines()
+    spoken = [line for line in lines if line.startswith("nightshift store: ")]
+    return (spoken or lines or ["the store did not start"])[-1]
