@@ -72,7 +72,6 @@ class Database:
                 f"synchronous={synchronous}",
                 "busy_timeout=5000",
                 "foreign_keys=ON",
-                "cache_size=-16384",
             ):
                 connection.execute(f"PRAGMA {pragma}").close()
 
