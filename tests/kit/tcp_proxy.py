@@ -15,6 +15,8 @@ class TcpProxy:
         self.lose_answers = False
         #: Bytes that clients sent, ever.
         self.sent = 0
+        #: Those bytes themselves, kept where a test asks for it.
+        self.kept: bytearray | None = None
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -71,6 +73,8 @@ class TcpProxy:
             while data := await reader.read(65_536):
                 if not answers:
                     self.sent += len(data)
+                    if self.kept is not None:
+                        self.kept += data
                 elif self.lose_answers:
                     continue
                 writer.write(data)
