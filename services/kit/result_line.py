@@ -99,3 +99,18 @@ def no_response_line(batch_id: str, line: int, custom_id_json: bytes, code: str)
         code.encode(),
         orjson.dumps(MESSAGES[code]),
     )
+
+
+_NEVER_RAN_ENDS: Final = tuple(
+    b'"response":null,"error":{"code":"%b","message":%b}}\n'
+    % (code.encode(), orjson.dumps(MESSAGES[code]))
+    for code in (BATCH_EXPIRED, BATCH_CANCELLED)
+)
+
+
+def never_ran(line: bytes) -> bool:
+    """Tell whether `no_response_line` wrote this line for a request that no engine was given.
+
+    The end of such a line suffices: that of an answered one names no code.
+    """
+    return line.endswith(_NEVER_RAN_ENDS)

@@ -93,6 +93,9 @@ POLICIES: Final[dict[tuple[str, str], CallPolicy]] = {
     ("Batches", "ListBatches"): _READ,
     ("Batches", "CancelBatch"): CallPolicy(timeout_seconds=10, repeatable=True),
     ("Batches", "GetUsage"): _READ,
+    ("Events", "WatchBatch"): _STREAM,
+    # It waits up to 20 s for something to happen.
+    ("Events", "ReadBatchEvents"): CallPolicy(timeout_seconds=30, repeatable=True),
     ("Models", "ListModels"): _READ,
     ("Models", "GetModel"): _READ,
     ("Admin", "PutModels"): CallPolicy(timeout_seconds=10, repeatable=True),

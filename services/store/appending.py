@@ -162,6 +162,8 @@ class Appender:
                 connection, frame, now_ms=self._context.now_ms(), lease_ms=self._lease_ms
             )
         )
+        if recorded.accepted:
+            self._context.wake("events")
         if recorded.finished:
             self._context.wake("finalizer")
             self._context.wake("outbox")

@@ -6,7 +6,7 @@ are in `seal.py` and `finalizer.py`.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import sqlalchemy as sa
 
@@ -20,6 +20,10 @@ from services.store.domain.state import BatchStatus
 from services.store.models import EXPIRY_WHERE, batches
 
 Row = sa.Row[Any]
+
+KEEP_SECONDS: Final = 3_600
+"""How long after a batch's end a broken stream of its results goes on where it was. Later it starts
+over from the end files. Only batches that were streamed cost the room."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,13 +118,22 @@ def move(
     Every end of a batch comes through here, so that whoever asked is told of it: wake the loop
     `deliveries` once it is committed.
     """
+    values |= {
+        "version": batches.c.version + 1,
+        "status": target.value,
+        state.TIMESTAMP_COLUMN[target]: now_ms // 1000,
+    }
+    if target in state.TERMINAL:
+        values["keep_until_ms"] = sa.case(
+            (batches.c.keep_until_ms == 0, 0), else_=now_ms + KEEP_SECONDS * 1000
+        )
     project_id = connection.scalar(
         batches.update()
         .where(
             batches.c.id == batch_id,
             batches.c.status.in_([status.value for status in state.sources(target)]),
         )
-        .values(status=target.value, **{state.TIMESTAMP_COLUMN[target]: now_ms // 1000}, **values)
+        .values(**values)
         .returning(batches.c.project_id)
     )
     if project_id is not None and target in state.TERMINAL:

@@ -117,6 +117,7 @@ class BatchesServicer(batches_pb2_grpc.BatchesServicer):
         )
         self._context.wake("outbox")
         self._context.wake("ender")
+        self._context.wake("events")
         return batches_pb2.CancelBatchResponse(batch=to_proto(row))
 
     async def GetUsage(

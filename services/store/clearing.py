@@ -22,20 +22,21 @@ ROWS_AT_ONCE: Final = 1_000
 
 
 async def clear_some(context: Context) -> bool:
-    """Take one step for the batch that ended first; tell whether there was one."""
+    """Take a step for a batch that ended and is kept no longer; tell whether there was one."""
+    now_ms = context.now_ms()
     query = (
         sa.select(batches.c.id)
         .where(
             sa.text(SEALED_WHERE),
             batches.c.status.in_([status.value for status in TERMINAL]),
+            batches.c.keep_until_ms <= now_ms,
         )
-        .order_by(batches.c.sealed_ms)
+        .order_by(batches.c.keep_until_ms)
         .limit(1)
     )
     batch_id = await context.db.read(lambda connection: connection.scalar(query))
     if batch_id is None:
         return False
-    now_ms = context.now_ms()
     await context.db.write(lambda connection: _step(connection, batch_id, now_ms))
     return True
 

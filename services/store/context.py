@@ -13,7 +13,7 @@ from services.store.database import Database
 from services.store.models import counters
 from services.store.settings import StoreSettings
 
-LoopName = Literal["outbox", "validator", "finalizer", "ender", "sweeper", "deliveries"]
+LoopName = Literal["outbox", "validator", "finalizer", "ender", "sweeper", "deliveries", "events"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,6 +57,7 @@ class Ender:
             self._context.wake("outbox")
             self._context.wake("finalizer")
             self._context.wake("deliveries")
+            self._context.wake("events")
         await self._plan()
         return moved
 

@@ -15,7 +15,7 @@ from services.store.context import Context
 from services.store.domain.state import BatchStatus
 from services.store.end_files import EndFile, Kind
 from services.store.input_reader import InputReader
-from services.store.models import SEALED_WHERE, batches
+from services.store.models import FINALIZE_WHERE, batches
 
 _log = get_logger(__name__)
 
@@ -28,7 +28,6 @@ DEFAULT_EXPIRY_SECONDS: Final = 2_592_000
 _LEASE_MS: Final = 60_000
 _RETRY_MS: Final = 5_000
 _LOOK_SECONDS: Final = 0.05
-_FINALIZING: Final = (BatchStatus.FINALIZING.value, BatchStatus.CANCELLING.value)
 
 
 class LeaseLostError(Exception):
@@ -90,8 +89,7 @@ class Finalizer:
         waiting = (
             sa.select(batches.c.id)
             .where(
-                sa.text(SEALED_WHERE),
-                batches.c.status.in_(_FINALIZING),
+                sa.text(FINALIZE_WHERE),
                 batches.c.id.not_in(list(self._running)),
                 free,
             )
@@ -131,6 +129,7 @@ class Finalizer:
             _log.info("batch_ended", batch=batch.id)
             self._context.wake("outbox")
             self._context.wake("deliveries")
+            self._context.wake("events")
 
     async def _write(self, batch: Row, kind: Kind, announced: list[str]) -> files_repo.NewFile:
         """Write one end file as durable parts that nothing names yet; uses `announced` up."""

@@ -11,6 +11,7 @@ from typing import NoReturn
 from protos.nightshift.v1 import (
     admin_pb2_grpc,
     batches_pb2_grpc,
+    events_pb2_grpc,
     files_pb2_grpc,
     models_pb2_grpc,
     uploads_pb2_grpc,
@@ -30,6 +31,8 @@ from services.store.context import Context, LoopName
 from services.store.database import Database
 from services.store.deliveries import Deliveries
 from services.store.ender import Ender
+from services.store.event_hub import EventHub
+from services.store.events_servicer import EventsServicer
 from services.store.files_servicer import FilesServicer
 from services.store.finalizer import Finalizer
 from services.store.input_reader import InputReader
@@ -89,15 +92,17 @@ async def _serve(stopping: asyncio.Event) -> None:
         await stack.enter_async_context(sender)
         deliveries = Deliveries(context, sender, chance=random.random)
         stack.push_async_callback(deliveries.close)
-        _start_loops(stack, loops, context, reader, outbox, deliveries)
+        hub = EventHub(db)
+        _start_loops(stack, loops, context, reader, outbox, deliveries, hub)
         stack.callback(_attach_bus(settings.nats_url, outbox, loops["outbox"]).cancel)
         service.serve_metrics(settings.metrics_listen)
         server = await rpc.start_server(
             settings.listen,
-            _entries(context, reader, sender),
+            _entries(context, reader, sender, hub),
             [TelemetryInterceptor(), SecretInterceptor(secret), ErrorsInterceptor()],
         )
         stack.push_async_callback(server.drain, service.DRAIN_SECONDS)
+        stack.callback(hub.close)
         await stopping.wait()
 
 
@@ -122,6 +127,7 @@ def _start_loops(
     reader: InputReader,
     outbox: Outbox,
     deliveries: Deliveries,
+    hub: EventHub,
 ) -> None:
     turns: dict[LoopName, tuple[Callable[[], Awaitable[object]], float]] = {
         "outbox": (outbox.run_once, _TICK_SECONDS),
@@ -129,6 +135,7 @@ def _start_loops(
         "ender": (Ender(context, reader).run_once, _TICK_SECONDS),
         "finalizer": (Finalizer(context, reader).run_once, _TICK_SECONDS),
         "deliveries": (deliveries.run_once, _TICK_SECONDS),
+        "events": (hub.run_once, _TICK_SECONDS),
         "sweeper": (Sweeper(context).run_once, _SWEEP_SECONDS),
     }
     for name, (run_once, tick_seconds) in turns.items():
@@ -159,7 +166,9 @@ def _attach_bus(url: str, outbox: Outbox, loop: Loop) -> "asyncio.Task[None]":
     return asyncio.create_task(attach(), name="bus")
 
 
-def _entries(context: Context, reader: InputReader, sender: Sender) -> list[rpc.ServiceEntry]:
+def _entries(
+    context: Context, reader: InputReader, sender: Sender, hub: EventHub
+) -> list[rpc.ServiceEntry]:
     return [
         rpc.ServiceEntry(
             f"{_PACKAGE}.Files", FilesServicer(context), files_pb2_grpc.add_FilesServicer_to_server
@@ -173,6 +182,11 @@ def _entries(context: Context, reader: InputReader, sender: Sender) -> list[rpc.
             f"{_PACKAGE}.Batches",
             BatchesServicer(context),
             batches_pb2_grpc.add_BatchesServicer_to_server,
+        ),
+        rpc.ServiceEntry(
+            f"{_PACKAGE}.Events",
+            EventsServicer(context, hub),
+            events_pb2_grpc.add_EventsServicer_to_server,
         ),
         rpc.ServiceEntry(
             f"{_PACKAGE}.Models",

@@ -53,6 +53,7 @@ WINDOW_WHERE: Final = (
 EXPIRY_WHERE: Final = "status IN ('validating', 'in_progress') AND stopping_ms IS NULL"
 STOPPING_WHERE: Final = "stopping_ms IS NOT NULL AND sealed_ms IS NULL"
 SEALED_WHERE: Final = "sealed_ms IS NOT NULL AND cleared_ms IS NULL"
+FINALIZE_WHERE: Final = "sealed_ms IS NOT NULL AND status IN ('finalizing', 'cancelling')"
 
 
 def _count(name: str) -> sa.Column[int]:
@@ -78,6 +79,12 @@ pools: Final = sa.Table(
     sa.Column("name", sa.Text, nullable=False),
     sa.Column("engine_revision", sa.String(64)),
     sa.Column("created_at", _BIG, nullable=False),
+    # What the scheduler last said of its executors, and when; nothing before the first report.
+    sa.Column("executors_alive", _BIG),
+    sa.Column("executors_ready", _BIG),
+    sa.Column("seats", _BIG),
+    sa.Column("lines_per_second", sa.Float),
+    sa.Column("reported_ms", _BIG),
 )
 
 models: Final = sa.Table(
@@ -154,6 +161,8 @@ batches: Final = sa.Table(
     _id(),
     sa.Column("seq", _BIG, nullable=False, unique=True),
     _project(),
+    # Number of the last commit that changed its status or counts: the id of that event.
+    sa.Column("version", _BIG, nullable=False, server_default="1"),
     sa.Column("status", sa.String(16), nullable=False),
     sa.Column("endpoint", sa.String(64), nullable=False),
     sa.Column("input_file_id", sa.Text, nullable=False),
@@ -198,6 +207,8 @@ batches: Final = sa.Table(
     sa.Column("finalize_until_ms", _BIG),
     # When the rows and blobs that only running it needed were dropped, after it had ended.
     sa.Column("cleared_ms", _BIG),
+    # Not before that time, so that broken streams of its results can go on; 0 when there was none.
+    _count("keep_until_ms"),
     sa.Column("traceparent", sa.String(64), nullable=False, server_default=""),
     *(
         sa.CheckConstraint(f"(status = '{state}') = ({state}_at IS NOT NULL)", name=f"{state}_at")
@@ -223,7 +234,8 @@ batches: Final = sa.Table(
     _partial_index("ix_batches_window", ("pool_id", "seq"), WINDOW_WHERE),
     _partial_index("ix_batches_expiry", ("expires_ms",), EXPIRY_WHERE),
     _partial_index("ix_batches_stopping", ("stopping_ms",), STOPPING_WHERE),
-    _partial_index("ix_batches_sealed", ("sealed_ms",), SEALED_WHERE),
+    _partial_index("ix_batches_finalize", ("sealed_ms",), FINALIZE_WHERE),
+    _partial_index("ix_batches_clear", ("keep_until_ms",), SEALED_WHERE),
 )
 
 chunks: Final = sa.Table(
@@ -309,6 +321,8 @@ segments: Final = sa.Table(
     sa.Column("id", _BIG, primary_key=True, autoincrement=True),
     _batch(),
     _project(),
+    # The batch's version by this commit: streams tell results in this order.
+    sa.Column("version", _BIG, nullable=False),
     sa.Column("first_line", _BIG, nullable=False),
     sa.Column("last_line", _BIG, nullable=False),
     # RESULT_RECORDs of the lines that won, with offsets into payload or blob.
@@ -318,6 +332,7 @@ segments: Final = sa.Table(
     sa.Column("blob", sa.String(200)),
     sa.CheckConstraint("(payload IS NULL) <> (blob IS NULL)", name="place"),
     sa.Index(None, "batch_id", "first_line"),
+    sa.Index("ix_segments_version", "batch_id", "version", unique=True),
 )
 
 outbox: Final = sa.Table(

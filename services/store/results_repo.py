@@ -71,6 +71,7 @@ _BATCH: Final = (
         batches.c.id,
         batches.c.project_id,
         batches.c.pool_id,
+        batches.c.version,
         batches.c.status,
         batches.c.sealed_ms,
         batches.c.lines_total,
@@ -111,6 +112,7 @@ _COUNT: Final = (
     batches.update()
     .where(batches.c.id == sa.bindparam("of_batch"))
     .values(
+        version=batches.c.version + 1,
         lines_done=batches.c.lines_done + sa.bindparam("more_lines"),
         **{name: batches.c[name] + sa.bindparam(f"more_{name}") for name in _COUNTED},
     )
@@ -169,7 +171,7 @@ def record(connection: sa.Connection, frame: Frame, *, now_ms: int, lease_ms: in
         _drop_blob(connection, frame)
         _keep_alive(connection, ticket, chunk, now_ms, lease_ms)
         return Recorded()
-    _write(connection, frame, blocks, admission)
+    _write(connection, frame, blocks, admission, version=batch.version + 1)
     blocks.update(admission.blocks)
     if chunk.state == chunks_repo.DONE or results.remaining_ranges(blocks, lines):
         _keep_alive(connection, ticket, chunk, now_ms, lease_ms)
@@ -190,9 +192,14 @@ def _drop_blob(connection: sa.Connection, frame: Frame) -> None:
 
 
 def _write(
-    connection: sa.Connection, frame: Frame, blocks: dict[int, bytes], admission: Admission
+    connection: sa.Connection,
+    frame: Frame,
+    blocks: dict[int, bytes],
+    admission: Admission,
+    *,
+    version: int,
 ) -> None:
-    """Write bits, segment and counts of a frame's winners."""
+    """Write bits, segment and counts of a frame's winners; `version` is the batch's afterwards."""
     batch_id, project_id = frame.ticket.batch_id, frame.ticket.project_id
     old = [number for number in admission.blocks if number in blocks]
     new = [number for number in admission.blocks if number not in blocks]
@@ -225,6 +232,7 @@ def _write(
         {
             "batch_id": batch_id,
             "project_id": project_id,
+            "version": version,
             "first_line": int(winners["line"].min()),
             "last_line": int(winners["line"].max()),
             "records": winners.tobytes(),

@@ -33,7 +33,11 @@ def seal(connection: sa.Connection, batch: Row, outcome: BatchStatus, now_ms: in
             one of the others for a batch in progress.
         now_ms: the store's time.
     """
-    values: dict[str, object] = {"sealed_ms": now_ms, "seal_outcome": outcome.value}
+    values: dict[str, object] = {
+        "version": batches.c.version + 1,
+        "sealed_ms": now_ms,
+        "seal_outcome": outcome.value,
+    }
     source = BatchStatus.CANCELLING
     if outcome != BatchStatus.CANCELLED:
         source = BatchStatus.IN_PROGRESS

@@ -51,6 +51,7 @@ class Validator:
             judged += len(rows)
             self._context.wake("outbox")
             self._context.wake("deliveries")
+            self._context.wake("events")
         return judged
 
     async def _judge(self, row: batches_repo.Row) -> None:

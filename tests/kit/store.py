@@ -18,6 +18,7 @@ from protos.nightshift.v1 import (
     admin_pb2_grpc,
     batches_pb2,
     batches_pb2_grpc,
+    events_pb2_grpc,
     files_pb2,
     files_pb2_grpc,
     models_pb2,
@@ -100,6 +101,7 @@ class Client:
         self.files = files_pb2_grpc.FilesStub(self.channel)
         self.uploads = uploads_pb2_grpc.UploadsStub(self.channel)
         self.batches = batches_pb2_grpc.BatchesStub(self.channel)
+        self.events = events_pb2_grpc.EventsStub(self.channel)
         self.models = models_pb2_grpc.ModelsStub(self.channel)
         self.admin = admin_pb2_grpc.AdminStub(self.channel)
         self.work = work_pb2_grpc.WorkStub(self.channel)

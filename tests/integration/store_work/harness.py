@@ -19,6 +19,7 @@ from protos.nightshift.v1 import (
     batches_pb2_grpc,
     common_pb2,
     dispatch_pb2,
+    events_pb2_grpc,
     files_pb2_grpc,
     models_pb2_grpc,
     uploads_pb2_grpc,
@@ -37,6 +38,8 @@ from services.store.blobs.local import LocalBlobs
 from services.store.context import Context
 from services.store.database import Database
 from services.store.ender import Ender
+from services.store.event_hub import EventHub
+from services.store.events_servicer import EventsServicer
 from services.store.files_servicer import FilesServicer
 from services.store.finalizer import Finalizer
 from services.store.input_reader import InputReader
@@ -263,8 +266,11 @@ class Worker(Client):
 class Store(Worker):
     """A store in this process: its clock, its loops and its rows at hand."""
 
-    def __init__(self, address: Address, context: Context, clock: ManualClock) -> None:
+    def __init__(
+        self, address: Address, context: Context, clock: ManualClock, hub: EventHub
+    ) -> None:
         super().__init__(address)  # type: ignore[arg-type]  # the same two attributes
+        self.hub = hub
         self.context = context
         self.clock = clock
         reader = InputReader(context.blobs)
@@ -356,12 +362,13 @@ async def running(folder: Path, **settings: Any) -> AsyncIterator[Store]:
             settings=StoreSettings(data_dir=folder, **settings),
             wake=lambda _name: None,
         )
+        hub = EventHub(db)
         server = await rpc.start_server(
             "127.0.0.1:0",
-            list(_entries(context)),
+            list(_entries(context, hub)),
             [SecretInterceptor(SECRET), ErrorsInterceptor()],
         )
-        store = Store(Address(f"127.0.0.1:{server.port}", folder), context, clock)
+        store = Store(Address(f"127.0.0.1:{server.port}", folder), context, clock, hub)
         try:
             await store.register()
             yield store
@@ -372,11 +379,12 @@ async def running(folder: Path, **settings: Any) -> AsyncIterator[Store]:
         db.close()
 
 
-def _entries(context: Context) -> Iterator[rpc.ServiceEntry]:
+def _entries(context: Context, hub: EventHub) -> Iterator[rpc.ServiceEntry]:
     for name, servicer, add in (
         ("Files", FilesServicer(context), files_pb2_grpc.add_FilesServicer_to_server),
         ("Uploads", UploadsServicer(context), uploads_pb2_grpc.add_UploadsServicer_to_server),
         ("Batches", BatchesServicer(context), batches_pb2_grpc.add_BatchesServicer_to_server),
+        ("Events", EventsServicer(context, hub), events_pb2_grpc.add_EventsServicer_to_server),
         ("Models", ModelsServicer(context), models_pb2_grpc.add_ModelsServicer_to_server),
         ("Admin", AdminServicer(context), admin_pb2_grpc.add_AdminServicer_to_server),
         (

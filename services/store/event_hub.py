@@ -1,0 +1,78 @@
+"""Wakes streams of events: one look at SQL for all that wait, after commits here and each second.
+
+What another store commits is found by the tick alone.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from itertools import islice
+from typing import Final
+
+import prometheus_client
+
+from services.store import events_repo
+from services.store.database import Database
+
+LEAST_SECONDS: Final = 0.1
+"""Commits within this time are one event: a reader gains nothing from a thousand a second."""
+_AT_ONCE: Final = 500
+
+_WAITING = prometheus_client.Gauge(
+    "nightshift_store_event_streams", "Streams of events that wait for something to happen."
+)
+
+
+class EventHub:
+    """Who waits for which batch."""
+
+    def __init__(self, db: Database) -> None:
+        """Look at batches of `db`; nobody waits yet."""
+        self._db = db
+        self._waiting: dict[str, dict[asyncio.Event, int]] = {}
+        self._looked = 0.0
+        self.closed = False
+
+    @contextlib.contextmanager
+    def watching(self, batch_id: str, version: int) -> Iterator[asyncio.Event]:
+        """Yield an event that is set once the batch has another version than this one."""
+        changed = asyncio.Event()
+        self._waiting.setdefault(batch_id, {})[changed] = version
+        _WAITING.inc()
+        try:
+            yield changed
+        finally:
+            _WAITING.dec()
+            waiting = self._waiting[batch_id]
+            del waiting[changed]
+            if not waiting:
+                del self._waiting[batch_id]
+
+    def close(self) -> None:
+        """Send everybody away: the store stops."""
+        self.closed = True
+        for waiting in self._waiting.values():
+            for changed in waiting:
+                changed.set()
+
+    async def run_once(self) -> int:
+        """Wake who waits for what has changed; return how many."""
+        if not self._waiting:
+            return 0
+        loop = asyncio.get_running_loop()
+        early = LEAST_SECONDS - (loop.time() - self._looked)
+        if early > 0:
+            await asyncio.sleep(early)
+        self._looked = loop.time()
+        woken = 0
+        batch_ids = iter(list(self._waiting))
+        while some := list(islice(batch_ids, _AT_ONCE)):
+            found = await self._db.read(
+                lambda connection, some=some: events_repo.versions(connection, some)  # type: ignore[misc]  # bound now
+            )
+            for batch_id, version in found.items():
+                for changed, known in self._waiting.get(batch_id, {}).items():
+                    if version != known:
+                        changed.set()
+                        woken += 1
+        return woken
