@@ -11,6 +11,7 @@ from services.gateway.routes.batches import BatchRoutes
 from services.gateway.routes.files import FileRoutes
 from services.gateway.routes.health import HealthRoutes
 from services.gateway.routes.models import ModelRoutes
+from services.gateway.routes.uploads import UploadRoutes
 from services.gateway.routes.usage import UsageRoutes
 from services.gateway.routes.webhooks import WebhookRoutes
 from services.kit import telemetry
@@ -20,6 +21,7 @@ def routes(context: Context) -> list[BaseRoute]:
     """Return all that is served."""
     return [
         *FileRoutes(context).routes(),
+        *UploadRoutes(context).routes(),
         *BatchRoutes(context).routes(),
         *ModelRoutes(context).routes(),
         *UsageRoutes(context).routes(),

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 import grpc
 
@@ -14,6 +14,8 @@ from protos.nightshift.v1 import (
     files_pb2,
     files_pb2_grpc,
     models_pb2_grpc,
+    uploads_pb2,
+    uploads_pb2_grpc,
     webhooks_pb2_grpc,
 )
 from services.gateway.auth import Caller
@@ -73,17 +75,18 @@ def _unavailable() -> UnavailableError:
     )
 
 
-class UploadStream:
-    """One file on its way to the store; nothing is kept of it unless `finish` returns."""
+class UploadStream(Generic[RequestT, AnswerT]):
+    """A file, or a part of one, on its way to the store; only what `finish` returns for is kept."""
 
-    def __init__(self, call: Any) -> None:
-        """Write to `call`, which the caller closes."""
+    def __init__(self, call: Any, frame: Callable[[bytes], RequestT]) -> None:
+        """Write to `call`, which the caller closes; `frame` makes a frame of content."""
         self._call = call
+        self._frame = frame
         self._end = rpc.StreamEnd(call)
         self._parts: list[bytes] = []
         self._size = 0
 
-    async def write(self, request: files_pb2.UploadFileRequest) -> None:
+    async def write(self, request: RequestT) -> None:
         """Send one frame as it is, once the store has room for it.
 
         Raises:
@@ -105,24 +108,24 @@ class UploadStream:
 
     async def _flush(self) -> None:
         if self._parts:
-            frame = b"".join(self._parts)
+            data = b"".join(self._parts)
             self._parts, self._size = [], 0
-            await self.write(files_pb2.UploadFileRequest(data=frame))
+            await self.write(self._frame(data))
 
-    async def finish(self, footer: files_pb2.UploadFileFooter) -> files_pb2.UploadFileResponse:
-        """Send what is left and the footer; returns once the file is durable.
+    async def finish(self, footer: RequestT) -> AnswerT:
+        """Send what is left and the last frame; returns once all is durable.
 
         Raises:
             NightshiftError: the store has refused the upload.
         """
         await self._flush()
-        await self.write(files_pb2.UploadFileRequest(footer=footer))
+        await self.write(footer)
 
         async def answer() -> Any:
             await self._call.done_writing()
             return await self._call
 
-        response: files_pb2.UploadFileResponse = await self._guarded(answer)
+        response: AnswerT = await self._guarded(answer)
         return response
 
     async def _guarded(self, step: Callable[[], Awaitable[Any]]) -> Any:
@@ -139,6 +142,12 @@ class UploadStream:
                 raise (await self._end.fault(fault)) from None
             except TimeoutError:
                 raise _unavailable() from None
+
+
+FileUpload: TypeAlias = UploadStream[files_pb2.UploadFileRequest, files_pb2.UploadFileResponse]
+PartUpload: TypeAlias = UploadStream[
+    uploads_pb2.AddUploadPartRequest, uploads_pb2.AddUploadPartResponse
+]
 
 
 class FileStream:
@@ -176,6 +185,7 @@ class Store:
         self._secret = secret
         self._streams = 0
         self.files = files_pb2_grpc.FilesStub(channel)
+        self.uploads = uploads_pb2_grpc.UploadsStub(channel)
         self.batches = batches_pb2_grpc.BatchesStub(channel)
         self.models = models_pb2_grpc.ModelsStub(channel)
         self.webhooks = webhooks_pb2_grpc.WebhooksStub(channel)
@@ -204,14 +214,36 @@ class Store:
             )
 
     @contextlib.asynccontextmanager
-    async def upload(self, caller: Caller) -> AsyncIterator[UploadStream]:
-        """Open an upload; leaving without `finish` cancels it, so that nothing stays behind."""
+    async def upload(self, caller: Caller) -> AsyncIterator[FileUpload]:
+        """Send a file; leaving without `finish` cancels it, so that nothing stays behind."""
         async with self._stream():
             call = self.files.UploadFile(metadata=self._metadata(caller))
             try:
-                yield UploadStream(call)
+                yield UploadStream(call, lambda data: files_pb2.UploadFileRequest(data=data))
             finally:
                 call.cancel()
+
+    @contextlib.asynccontextmanager
+    async def upload_part(self, caller: Caller) -> AsyncIterator[PartUpload]:
+        """Send a part of an upload; leaving without `finish` cancels it."""
+        async with self._stream():
+            call = self.uploads.AddUploadPart(metadata=self._metadata(caller))
+            try:
+                yield UploadStream(call, lambda data: uploads_pb2.AddUploadPartRequest(data=data))
+            finally:
+                call.cancel()
+
+    async def complete_upload(
+        self, request: uploads_pb2.CompleteUploadRequest, caller: Caller
+    ) -> uploads_pb2.CompleteUploadResponse:
+        """Have the store make a file of an upload; takes as long as reading its content does.
+
+        Raises:
+            NightshiftError: what the store raised, or that it cannot be reached.
+        """
+        # Its deadline is far off, so that a store which is away is not waited for until then.
+        async with self._stream():
+            return await self.call(self.uploads.CompleteUpload, request, caller)
 
     @contextlib.asynccontextmanager
     async def read(

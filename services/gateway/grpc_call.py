@@ -1,8 +1,10 @@
 """What every public gRPC call passes through: its id, then who calls."""
 
+import asyncio
+from collections.abc import AsyncIterator
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeVar
 
 import structlog
 from opentelemetry import context as trace_context
@@ -10,12 +12,16 @@ from opentelemetry import trace
 
 from services.gateway import validate
 from services.gateway.auth import Caller
+from services.gateway.clients import IDLE_SECONDS
 from services.gateway.context import Context
 from services.kit import interceptors, rpc, telemetry
+from services.kit.errors import InvalidRequestError
 from services.kit.interceptors import Call, metadata_value
 
 _request_id: ContextVar[str] = ContextVar("nightshift_grpc_request_id")
 _caller: ContextVar[Caller] = ContextVar("nightshift_grpc_caller")
+
+Frame = TypeVar("Frame")
 
 
 class RequestInterceptor(interceptors.AroundInterceptor):
@@ -92,3 +98,18 @@ class Servicer:
         """
         key = validate.idempotency_key_of(metadata_value(context, rpc.IDEMPOTENCY_KEY))
         return replace(_caller.get(), idempotency_key=key)
+
+
+async def next_frame(requests: AsyncIterator[Frame]) -> Frame | None:
+    """Return the next frame that a client streams; None at the end.
+
+    Raises:
+        InvalidRequestError: none came for too long.
+    """
+    try:
+        async with asyncio.timeout(IDLE_SECONDS):
+            return await anext(requests, None)
+    except TimeoutError:
+        raise InvalidRequestError(
+            f"Nothing was received for {IDLE_SECONDS:.0f} seconds; upload it again."
+        ) from None

@@ -10,13 +10,19 @@ from protos.nightshift.v1 import (
     files_pb2_grpc,
     models_pb2,
     models_pb2_grpc,
+    uploads_pb2_grpc,
     webhooks_pb2_grpc,
 )
 from services.gateway import validate
-from services.gateway.clients import IDLE_SECONDS
 from services.gateway.context import Context
 from services.gateway.download import SEND_SECONDS, refuse_download
-from services.gateway.grpc_call import AuthInterceptor, RequestInterceptor, Servicer
+from services.gateway.grpc_call import (
+    AuthInterceptor,
+    RequestInterceptor,
+    Servicer,
+    next_frame,
+)
+from services.gateway.grpc_uploads import UploadsServicer
 from services.gateway.grpc_webhooks import WebhooksServicer
 from services.kit import interceptors, rpc
 from services.kit.errors import InternalError, InvalidRequestError
@@ -35,6 +41,11 @@ async def start_public_server(context: Context, listen: str) -> rpc.RunningServe
             "nightshift.v1.Files",
             FilesServicer(context),
             files_pb2_grpc.add_FilesServicer_to_server,
+        ),
+        rpc.ServiceEntry(
+            "nightshift.v1.Uploads",
+            UploadsServicer(context),
+            uploads_pb2_grpc.add_UploadsServicer_to_server,
         ),
         rpc.ServiceEntry(
             "nightshift.v1.Batches",
@@ -69,20 +80,20 @@ class FilesServicer(Servicer, files_pb2_grpc.FilesServicer):
     ) -> files_pb2.UploadFileResponse:
         """See files.proto; a stream that breaks off is cancelled in the store too."""
         caller = self._keyed_caller(context)
-        first = await _next(request_iterator)
+        first = await next_frame(request_iterator)
         if first is None or not first.HasField("header"):
             raise InvalidRequestError("The first frame of an upload must be its header.")
         if not first.header.filename:
             raise InvalidRequestError("'file' needs a filename that is not empty.", param="file")
         async with self._store.upload(caller) as upload:
             await upload.write(first)
-            while (frame := await _next(request_iterator)) is not None:
+            while (frame := await next_frame(request_iterator)) is not None:
                 match frame.WhichOneof("frame"):
                     case "data" if len(frame.data) <= FRAME_BYTES:
                         await upload.write(frame)
                     case "footer":
                         _check_footer(frame.footer)
-                        return await upload.finish(frame.footer)
+                        return await upload.finish(frame)
                     case "data":
                         raise InvalidRequestError(
                             f"A frame may hold at most {FRAME_BYTES} bytes of content."
@@ -194,18 +205,6 @@ class ModelsServicer(Servicer, models_pb2_grpc.ModelsServicer):
     ) -> models_pb2.GetModelResponse:
         """See models.proto."""
         return await self._store.call(self._store.models.GetModel, request, self._caller())
-
-
-async def _next(
-    requests: AsyncIterator[files_pb2.UploadFileRequest],
-) -> files_pb2.UploadFileRequest | None:
-    try:
-        async with asyncio.timeout(IDLE_SECONDS):
-            return await anext(requests, None)
-    except TimeoutError:
-        raise InvalidRequestError(
-            f"Nothing was received for {IDLE_SECONDS:.0f} seconds; upload the file again."
-        ) from None
 
 
 def _check_footer(footer: files_pb2.UploadFileFooter) -> None:

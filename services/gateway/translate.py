@@ -4,9 +4,10 @@ from typing import Any, Final
 
 from google.protobuf.message import Message
 
-from protos.nightshift.v1 import batches_pb2, common_pb2, files_pb2, models_pb2
+from protos.nightshift.v1 import batches_pb2, common_pb2, files_pb2, models_pb2, uploads_pb2
 
 _STATUS_PREFIX: Final = "BATCH_STATUS_"
+_UPLOAD_STATUS_PREFIX: Final = "UPLOAD_STATUS_"
 
 _BATCH_TIMES: Final = (
     "in_progress_at",
@@ -43,6 +44,32 @@ def file_object(file: files_pb2.File) -> dict[str, Any]:
 def deleted_file_object(file_id: str) -> dict[str, Any]:
     """Return what answers a deletion."""
     return {"id": file_id, "object": "file", "deleted": True}
+
+
+def upload_object(upload: uploads_pb2.Upload) -> dict[str, Any]:
+    """Return OpenAI's Upload."""
+    status = uploads_pb2.UploadStatus.Name(upload.status)
+    return {
+        "id": upload.id,
+        "object": "upload",
+        "bytes": upload.bytes,
+        "created_at": upload.created_at,
+        "expires_at": upload.expires_at,
+        "filename": upload.filename,
+        "purpose": upload.purpose,
+        "status": status.removeprefix(_UPLOAD_STATUS_PREFIX).lower(),
+        "file": file_object(upload.file) if upload.HasField("file") else None,
+    }
+
+
+def upload_part_object(part: uploads_pb2.UploadPart) -> dict[str, Any]:
+    """Return OpenAI's UploadPart."""
+    return {
+        "id": part.id,
+        "object": "upload.part",
+        "created_at": part.created_at,
+        "upload_id": part.upload_id,
+    }
 
 
 def batch_object(batch: batches_pb2.Batch) -> dict[str, Any]:

@@ -6,15 +6,16 @@ does not fit. Memory is one frame and one chunk, whatever the file's size.
 """
 
 import contextlib
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import prometheus_client
 from starlette.requests import Request
 
-from protos.nightshift.v1 import files_pb2
+from protos.nightshift.v1 import files_pb2, uploads_pb2
 from services.gateway import validate
 from services.gateway.auth import Caller
-from services.gateway.clients import Store, UploadStream
+from services.gateway.clients import FileUpload, PartUpload, Store
 from services.gateway.multipart import (
     Event,
     Field,
@@ -44,19 +45,87 @@ async def receive_upload(request: Request, store: Store, caller: Caller) -> file
         NightshiftError: the store has refused the file.
         ClientDisconnect: the client went away; nothing stays behind.
     """
-    boundary = boundary_of(request.headers.get("content-type", ""))
     async with contextlib.AsyncExitStack() as stack:
-        form = _Form(store, caller, stack, request.headers.get("content-length", ""))
-        reader = MultipartReader(boundary)
-        async for chunk in body_chunks(request):
-            for event in reader.feed(chunk):
-                await form.take(event)
-        reader.close()
+        form = _FileForm(store, caller, stack, request.headers.get("content-length", ""))
+        await _read(request, form.take)
         return await form.finish()
 
 
-class _Form:
-    """The parts of one upload's form."""
+async def receive_part(
+    request: Request, store: Store, caller: Caller, upload_id: str
+) -> uploads_pb2.UploadPart:
+    """Pass a part of an upload on and return what the store made of it.
+
+    Raises:
+        InvalidRequestError: the form does not fit.
+        NightshiftError: the store has refused the part.
+        ClientDisconnect: the client went away; nothing stays behind.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        form = _PartForm(store, caller, stack, upload_id)
+        await _read(request, form.take)
+        return await form.finish()
+
+
+async def _read(request: Request, take: Callable[[Event], Awaitable[None]]) -> None:
+    """Hand on the events of a request's form as they come."""
+    reader = MultipartReader(boundary_of(request.headers.get("content-type", "")))
+    async for chunk in body_chunks(request):
+        for event in reader.feed(chunk):
+            await take(event)
+    reader.close()
+
+
+class _PartForm:
+    """The form of one part of an upload, which means something only by its file `data`."""
+
+    def __init__(
+        self, store: Store, caller: Caller, stack: contextlib.AsyncExitStack, upload_id: str
+    ) -> None:
+        self._store = store
+        self._caller = caller
+        self._stack = stack
+        self._upload_id = upload_id
+        self._part: PartUpload | None = None
+        self._in_data = False
+
+    async def take(self, event: Event) -> None:
+        """Take the next part of the form, or piece of one."""
+        match event:
+            case FilePart(name, _):
+                self._in_data = name == "data"
+                if self._in_data:
+                    await self._open()
+            case FileData(data):
+                if self._in_data and self._part is not None:
+                    _BYTES.inc(len(data))
+                    await self._part.data(data)
+            case Field("data", _):
+                raise InvalidRequestError(
+                    "The part 'data' has no filename. (HINT: with curl, use -F data=@FILE)"
+                )
+            case Field():
+                # Ignored, as any form's are: proxies add their own.
+                pass
+
+    async def _open(self) -> None:
+        if self._part is not None:
+            raise InvalidRequestError("A form takes one 'data'; send each in a request of its own.")
+        part = await self._stack.enter_async_context(self._store.upload_part(self._caller))
+        header = uploads_pb2.UploadPartHeader(upload_id=self._upload_id)
+        await part.write(uploads_pb2.AddUploadPartRequest(header=header))
+        self._part = part
+
+    async def finish(self) -> uploads_pb2.UploadPart:
+        """End the part; all of the form is there."""
+        if self._part is None:
+            raise InvalidRequestError("'data' is a required property")
+        footer = uploads_pb2.AddUploadPartRequest(footer=uploads_pb2.UploadPartFooter())
+        return (await self._part.finish(footer)).part
+
+
+class _FileForm:
+    """The parts of one file's form."""
 
     def __init__(
         self, store: Store, caller: Caller, stack: contextlib.AsyncExitStack, content_length: str
@@ -66,7 +135,7 @@ class _Form:
         self._stack = stack
         self._content_length = content_length
         self._fields: dict[str, str] = {}
-        self._upload: UploadStream | None = None
+        self._upload: FileUpload | None = None
         self._in_file = False
 
     async def take(self, event: Event) -> None:
@@ -125,4 +194,4 @@ class _Form:
             self._fields.get("expires_after[anchor]"), self._fields.get("expires_after[seconds]")
         )
         footer = files_pb2.UploadFileFooter(purpose=purpose, expires_after=expiry)
-        return (await self._upload.finish(footer)).file
+        return (await self._upload.finish(files_pb2.UploadFileRequest(footer=footer))).file

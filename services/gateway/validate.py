@@ -185,11 +185,16 @@ def parse_create_batch(body: bytes) -> batches_pb2.CreateBatchRequest:
         request.has_metadata = True
     expiry = fields.get("output_expires_after")
     if expiry is not None:
-        request.output_expires_after.CopyFrom(_json_expiry("output_expires_after", expiry))
+        request.output_expires_after.CopyFrom(json_expiry("output_expires_after", expiry))
     return request
 
 
-def _json_expiry(name: str, value: Any) -> files_pb2.ExpiresAfter:
+def json_expiry(name: str, value: Any) -> files_pb2.ExpiresAfter:
+    """Return the expiry that a JSON value asks for.
+
+    Raises:
+        InvalidRequestError: it is no such object, or the seconds are out of range.
+    """
     fields = object_of(name, value)
     for key in fields:
         if key not in ("anchor", "seconds"):
