@@ -109,14 +109,32 @@ def is_public(address: Address) -> bool:
             return is_public(inner)
         if address not in _GLOBAL_UNICAST:
             return False
-    return address.is_global and not address.is_multicast and address not in _METADATA
+    return (
+        address.is_global
+        and not address.is_multicast
+        and not any(address in network for network in _REFUSED)
+    )
 
 
 _GLOBAL_UNICAST: Final = ipaddress.IPv6Network("2000::/3")
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
-# Azure's own: public by its number, and answered by every virtual machine's host. The other
-# clouds' are link-local, shared or unique local addresses.
-_METADATA: Final = frozenset({ipaddress.IPv4Address("168.63.129.16")})
+# What the standard library, by its version, takes for global all the same.
+_REFUSED: Final = tuple(
+    map(
+        ipaddress.ip_network,
+        (
+            # Azure's metadata: public by its number, answered by the host of each virtual machine.
+            "168.63.129.16/32",
+            # Reserved for protocols; Oracle's metadata is there.
+            "192.0.0.0/24",
+            # Relays of 6to4, which is no longer in use.
+            "192.88.99.0/24",
+            # Reserved for protocols, Teredo among them, and for documentation.
+            "2001::/23",
+            "3fff::/20",
+        ),
+    )
+)
 
 
 def _embedded(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
@@ -130,11 +148,11 @@ def check_name(name: str) -> None:
     """Refuse an endpoint's name that does not fit.
 
     Raises:
-        InvalidRequestError: it is empty or too long, or holds a character that cannot be kept.
+        InvalidRequestError: it is empty or too long, or holds a control character.
     """
-    if not 0 < len(name) <= MAX_NAME or "\0" in name:
+    if not 0 < len(name) <= MAX_NAME or not name.isprintable():
         raise InvalidRequestError(
-            f"Invalid 'name': expected 1 to {MAX_NAME} characters, none of them U+0000.",
+            f"Invalid 'name': expected 1 to {MAX_NAME} printable characters.",
             code="invalid_value",
             param="name",
         )
