@@ -35,6 +35,8 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
         "NIGHTSHIFT_STORE_MAX_LINE_BYTES": str(MAX_LINE_BYTES),
         "NIGHTSHIFT_STORE_MAX_BATCH_FILE_BYTES": str(MAX_BATCH_FILE_BYTES),
         "NIGHTSHIFT_STORE_MAX_FILE_BYTES": str(MAX_FILE_BYTES),
+        # Receivers of webhooks listen on this machine.
+        "NIGHTSHIFT_STORE_WEBHOOKS_ALLOW_PRIVATE": "true",
     }
     data = tmp_path_factory.mktemp("contract") / "data"
     with running_up(data, arguments, environment) as running:
