@@ -46,6 +46,8 @@ class Upload:
             key=context.new_id().encode(),
         )
         self._size = 0
+        # Names of all blobs of this upload, to be given up together.
+        self._written: list[str] = []
         self._footer: files_pb2.UploadFileFooter | None = None
 
     async def receive(self, requests: Requests) -> files_pb2.File:
@@ -56,13 +58,18 @@ class Upload:
             TooLargeError: more bytes than allowed.
         """
         header = await self._header(requests)
-        content = await receiving.announce(self._context, self._project_id, "file")
+        content = await self._announce("file")
         try:
             await self._context.blobs.put(content, self._data(requests))
             return await self._record(header, content)
         except BaseException:
-            receiving.give_up(self._context, [content])
+            receiving.give_up(self._context, self._written)
             raise
+
+    async def _announce(self, kind: str) -> str:
+        name = await receiving.announce(self._context, self._project_id, kind)
+        self._written.append(name)
+        return name
 
     async def _header(self, requests: Requests) -> files_pb2.UploadFileHeader:
         first = await receiving.next_frame(requests)
@@ -137,7 +144,7 @@ class Upload:
         row = await self._insert(file, now_ms)
         if row.id != file.id:
             # An equal upload was first, so that nothing will name what this one wrote.
-            receiving.give_up(self._context, [content, *filter(None, [index_blob])])
+            receiving.give_up(self._context, self._written)
         return to_proto(row)
 
     async def _insert(self, file: files_repo.NewFile, now_ms: int) -> Row:
@@ -164,7 +171,7 @@ class Upload:
         )
 
     async def _store_index(self, index: LineIndex) -> str:
-        name = await receiving.announce(self._context, self._project_id, "index")
+        name = await self._announce("index")
         await self._context.blobs.put(name, index.to_bytes())
         return name
 
