@@ -8,6 +8,7 @@ from starlette.routing import BaseRoute
 from services.gateway.context import Context
 from services.gateway.middleware import ErrorMiddleware, RequestMiddleware, framework_error
 from services.gateway.routes.batches import BatchRoutes
+from services.gateway.routes.events import EventRoutes
 from services.gateway.routes.files import FileRoutes
 from services.gateway.routes.health import HealthRoutes
 from services.gateway.routes.models import ModelRoutes
@@ -23,6 +24,7 @@ def routes(context: Context) -> list[BaseRoute]:
         *FileRoutes(context).routes(),
         *UploadRoutes(context).routes(),
         *BatchRoutes(context).routes(),
+        *EventRoutes(context).routes(),
         *ModelRoutes(context).routes(),
         *UsageRoutes(context).routes(),
         *WebhookRoutes(context).routes(),

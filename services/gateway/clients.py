@@ -11,6 +11,7 @@ from protos.nightshift.v1 import (
     admin_pb2,
     admin_pb2_grpc,
     batches_pb2_grpc,
+    events_pb2_grpc,
     files_pb2,
     files_pb2_grpc,
     models_pb2_grpc,
@@ -187,6 +188,7 @@ class Store:
         self.files = files_pb2_grpc.FilesStub(channel)
         self.uploads = uploads_pb2_grpc.UploadsStub(channel)
         self.batches = batches_pb2_grpc.BatchesStub(channel)
+        self.events = events_pb2_grpc.EventsStub(channel)
         self.models = models_pb2_grpc.ModelsStub(channel)
         self.webhooks = webhooks_pb2_grpc.WebhooksStub(channel)
         self._admin = admin_pb2_grpc.AdminStub(channel)

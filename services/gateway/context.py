@@ -1,9 +1,10 @@
 """What every route and servicer of the gateway needs, made once in `main`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from services.gateway.auth import Auth, Caller
 from services.gateway.clients import Store
+from services.gateway.events import Watchers
 from services.gateway.limits import Allowance, RequestLimiter
 from services.kit.ids import IdGenerator
 
@@ -19,6 +20,7 @@ class Context:
         requests_per_minute: limit of a key that has none of its own; None means without limit.
         windows: completion windows by name, in seconds.
         new_id: source of request ids.
+        watchers: streams of events, which end when the gateway drains.
     """
 
     store: Store
@@ -27,6 +29,7 @@ class Context:
     requests_per_minute: int | None = None
     windows: dict[str, int]
     new_id: IdGenerator
+    watchers: Watchers = field(default_factory=Watchers)
 
     def new_request_id(self) -> str:
         """Return an id for a request that has just arrived."""

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from protos.nightshift.v1 import (
     batches_pb2,
     batches_pb2_grpc,
+    events_pb2_grpc,
     files_pb2,
     files_pb2_grpc,
     models_pb2,
@@ -22,6 +23,7 @@ from services.gateway.grpc_call import (
     Servicer,
     next_frame,
 )
+from services.gateway.grpc_events import EventsServicer
 from services.gateway.grpc_uploads import UploadsServicer
 from services.gateway.grpc_webhooks import WebhooksServicer
 from services.kit import interceptors, rpc
@@ -51,6 +53,11 @@ async def start_public_server(context: Context, listen: str) -> rpc.RunningServe
             "nightshift.v1.Batches",
             BatchesServicer(context),
             batches_pb2_grpc.add_BatchesServicer_to_server,
+        ),
+        rpc.ServiceEntry(
+            "nightshift.v1.Events",
+            EventsServicer(context),
+            events_pb2_grpc.add_EventsServicer_to_server,
         ),
         rpc.ServiceEntry(
             "nightshift.v1.Models",

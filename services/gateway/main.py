@@ -78,6 +78,7 @@ async def running(settings: GatewaySettings, secret: str) -> AsyncIterator[Liste
         stack.push_async_callback(public.drain, service.DRAIN_SECONDS)
         await stack.enter_async_context(_readiness(context, public))
         await stack.enter_async_context(_http(context, listener))
+        stack.callback(context.watchers.drain)
         yield Listening(listener.getsockname()[1], public.port)
 
 

@@ -6,6 +6,7 @@ decides nothing that the real store decides.
 
 import asyncio
 import hashlib
+import inspect
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from protos.nightshift.v1 import (
     admin_pb2_grpc,
     batches_pb2,
     batches_pb2_grpc,
+    events_pb2_grpc,
     files_pb2,
     files_pb2_grpc,
     models_pb2_grpc,
@@ -29,7 +31,7 @@ SECRET = "s" * 64
 CREATED_AT = 1_700_000_000
 DAY_SECONDS = 86_400
 
-Answer = Any  # a message, an error to raise, or a function from request to message
+Answer = Any  # a message, an error to raise, or a function (also async) from request to message
 
 
 @dataclass
@@ -143,6 +145,7 @@ class ScriptedStore:
             for name, add in (
                 ("Files", files_pb2_grpc.add_FilesServicer_to_server),
                 ("Batches", batches_pb2_grpc.add_BatchesServicer_to_server),
+                ("Events", events_pb2_grpc.add_EventsServicer_to_server),
                 ("Models", models_pb2_grpc.add_ModelsServicer_to_server),
                 ("Admin", admin_pb2_grpc.add_AdminServicer_to_server),
             )
@@ -162,6 +165,7 @@ class _Servicer(
     admin_pb2_grpc.AdminServicer,
     files_pb2_grpc.FilesServicer,
     batches_pb2_grpc.BatchesServicer,
+    events_pb2_grpc.EventsServicer,
     models_pb2_grpc.ModelsServicer,
 ):
     def __init__(self, store: ScriptedStore) -> None:
@@ -250,7 +254,8 @@ def _scripted(method: str) -> Callable[..., Any]:
         if method == "GetFile" and request.file_id in store.files:
             store.calls.append(LoggedCall(method, request, dict(context.invocation_metadata())))
             return files_pb2.GetFileResponse(file=store.files[request.file_id][0])
-        return store.answer(method, request, context)
+        answer = store.answer(method, request, context)
+        return await answer if inspect.isawaitable(answer) else answer
 
     return handler
 
@@ -264,6 +269,7 @@ for _name in (
     "ListBatches",
     "CancelBatch",
     "GetUsage",
+    "ReadBatchEvents",
     "ListModels",
     "GetModel",
 ):

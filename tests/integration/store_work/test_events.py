@@ -4,6 +4,7 @@ import asyncio
 import random
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import grpc
 import orjson
@@ -62,6 +63,8 @@ class Stream:
                 case "state":
                     assert not self._open
                     self.states.append((event.state.event_id, event.state.batch))
+                case _:
+                    raise AssertionError(event)
         self.after, self.ended = page.next, page.ended
         return page
 
@@ -325,14 +328,18 @@ async def test_the_stream_is_made_of_the_pages(store: Store) -> None:
         events_pb2.WatchBatchRequest(batch_id=batch_id, include_results=True),
         metadata=store.metadata,
     )
-    first = await call.read()
+
+    async def told() -> Any:
+        return await call.read()
+
+    first = await told()
     assert first.results.lines.count(b"\n") == 2
-    assert (await call.read()).state.batch.status == batches_pb2.BATCH_STATUS_FINALIZING
+    assert (await told()).state.batch.status == batches_pb2.BATCH_STATUS_FINALIZING
     await eventually(lambda: batch_id in store.hub._waiting)
     await store.turn()
     await store.hub.run_once()
-    assert (await call.read()).state.batch.status == COMPLETED
-    assert await call.read() is grpc.aio.EOF
+    assert (await told()).state.batch.status == COMPLETED
+    assert await told() is grpc.aio.EOF
 
 
 @pytest.mark.parametrize("after", ["nonsense", "99", "99.1", "o0", "e7"])
