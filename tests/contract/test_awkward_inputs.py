@@ -18,6 +18,7 @@ async def _files(client: AsyncOpenAI) -> list[str]:
     return [file.id for file in (await client.files.list(limit=10_000)).data]
 
 
+# contract: 43, 50, 51
 @pytest.mark.parametrize("given", _having(Completes))
 async def test_runs(openai_client: AsyncOpenAI, given: Input) -> None:
     expected = given.outcome
@@ -34,6 +35,7 @@ async def test_runs(openai_client: AsyncOpenAI, given: Input) -> None:
     assert set(found.codes.values()) <= {400}
 
 
+# contract: 12, 39, 40, 41, 42, 44, 45, 46, 47, 48, 49, 53
 @pytest.mark.parametrize("given", _having(Fails))
 async def test_fails_and_says_where(openai_client: AsyncOpenAI, given: Input) -> None:
     expected = given.outcome
@@ -59,6 +61,7 @@ async def test_fails_and_says_where(openai_client: AsyncOpenAI, given: Input) ->
         assert "/tmp" not in error.message
 
 
+# contract: 11, 12
 @pytest.mark.parametrize("given", _having(Refused))
 async def test_refused_at_upload(openai_client: AsyncOpenAI, given: Input) -> None:
     expected = given.outcome

@@ -18,6 +18,7 @@ import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI, OpenAI
 from openai.types import Batch
+from openai.types.chat import ChatCompletion
 
 from tests.contract.conftest import NOBODY
 from tests.kit.batches import (
@@ -65,11 +66,15 @@ async def raw_batch(client: AsyncOpenAI, batch_id: str) -> Json:
 # --- the life of a batch ---------------------------------------------------------------------
 
 
+# contract: 24, 25, 55, 56, 57, 58, 59, 62, 64, 66, 67, 68, 69, 71
 async def test_the_life_of_a_batch(openai_client: AsyncOpenAI) -> None:
     client = openai_client
-    lines = chats(150, x_simulate={"delay_ms": 60})
+    lines = [
+        chat(f"r{number}", f"text {number}", x_simulate={"delay_ms": 50 + number % 5 * 150})
+        for number in range(150)
+    ]
     batch = await submit(client, lines)
-    assert batch.status == "validating"
+    assert (batch.object, batch.status) == ("batch", "validating")
     assert batch.expires_at == batch.created_at + 86_400
     at_once = await raw_batch(client, batch.id)
     assert at_once.keys() == BATCH_KEYS
@@ -85,6 +90,8 @@ async def test_the_life_of_a_batch(openai_client: AsyncOpenAI) -> None:
         assert watch.batch.output_file_id is None or watch.ended
         seen.append((watch.batch.status, watch.total, watch.done))
     assert {total for status, total, _ in seen if status != "validating"} == {150}
+    # `Watch` has seen to it that none of them went back.
+    assert len({done for status, _, done in seen if status == "in_progress"}) > 1
     done = watch.batch
     assert done.status == "completed"
     assert done.created_at <= (done.in_progress_at or 0) <= (done.finalizing_at or 0)
@@ -100,6 +107,10 @@ async def test_the_life_of_a_batch(openai_client: AsyncOpenAI) -> None:
     check_answers(found, lines)
     body = found.output[0]["response"]["body"]
     assert body["object"] == "chat.completion"
+    answer = ChatCompletion.model_validate(body)
+    assert answer.usage is not None
+    assert answer.usage.total_tokens > 0
+    assert answer.choices[0].finish_reason == "stop"
     assert body["system_fingerprint"] == "simulated"
     assert done.output_file_id is not None
     file = await client.files.retrieve(done.output_file_id)
@@ -144,6 +155,7 @@ async def test_three_thousand_lines(openai_client: AsyncOpenAI) -> None:
     check_answers(found, lines)
 
 
+# contract: 27
 async def test_metadata_comes_back(openai_client: AsyncOpenAI) -> None:
     metadata = {"who": "me", "k" * 64: "v" * 512, "emoji": "\N{CRESCENT MOON}", "empty": ""}
     batch = await submit(openai_client, chats(1), metadata=metadata)
@@ -151,6 +163,7 @@ async def test_metadata_comes_back(openai_client: AsyncOpenAI) -> None:
     assert (await ended(openai_client, batch)).metadata == metadata
 
 
+# contract: 38
 async def test_two_batches_of_one_file(openai_client: AsyncOpenAI) -> None:
     lines = chats(3)
     file_id = await upload(openai_client, lines)
@@ -161,6 +174,7 @@ async def test_two_batches_of_one_file(openai_client: AsyncOpenAI) -> None:
         assert (await outcome(openai_client, done, ids(lines))).counts == (3, 3, 0)
 
 
+# contract: 72
 async def test_the_input_may_be_deleted_while_it_runs(openai_client: AsyncOpenAI) -> None:
     lines = chats(200, x_simulate={"delay_ms": 40})
     file_id = await upload(openai_client, lines)
@@ -172,6 +186,7 @@ async def test_the_input_may_be_deleted_while_it_runs(openai_client: AsyncOpenAI
     check_answers(found, lines)
 
 
+# contract: 65
 async def test_custom_ids_come_back_as_they_were(openai_client: AsyncOpenAI) -> None:
     names = [
         'a "quoted" \\ id',
@@ -194,6 +209,7 @@ async def test_custom_ids_come_back_as_they_were(openai_client: AsyncOpenAI) -> 
     check_answers(found, lines)
 
 
+# contract: 60, 63
 async def test_a_batch_whose_every_line_fails_is_completed(openai_client: AsyncOpenAI) -> None:
     lines = [
         chat("a", max_tokens=-1),
@@ -211,6 +227,7 @@ async def test_a_batch_whose_every_line_fails_is_completed(openai_client: AsyncO
     assert (usage.input_tokens, usage.output_tokens, usage.total_tokens) == (0, 0, 0)
 
 
+# contract: 61, 63, 71
 async def test_failures_and_successes_are_told_apart(openai_client: AsyncOpenAI) -> None:
     lines = [
         chat(f"r{number}", f"text {number}", **({"n": 0} if number % 3 == 1 else {}))
@@ -348,6 +365,7 @@ async def faults(openai_client: AsyncOpenAI) -> AsyncIterator[Faults]:
     yield Faults(openai_client, cases, dict(zip(cases, made, strict=True)))
 
 
+# contract: 84
 async def test_a_window_that_ends_before_anything_ran(faults: Faults) -> None:
     found = await faults.outcome("over before it begins")
     batch = found.batch
@@ -365,12 +383,14 @@ async def test_a_window_that_ends_before_anything_ran(faults: Faults) -> None:
         await faults.client.batches.cancel(batch.id)
 
 
+# contract: 84, 85
 async def test_a_window_that_ends_half_way(faults: Faults) -> None:
     found = await faults.outcome("over half way")
     assert found.batch.status == "expired"
     assert found.counts == (30 + SEATS + 40, 30, 0)
     assert set(found.answers()) == {f"r{number}" for number in range(30)}
     check_answers(found, faults.cases["over half way"].lines)
+    assert await faults.client.batches.retrieve(found.batch.id) == found.batch
     assert set(found.codes.values()) == {"batch_expired"}
 
 
@@ -422,6 +442,7 @@ async def test_an_engine_that_hangs_is_found(faults: Faults) -> None:
 # --- cancel ----------------------------------------------------------------------------------
 
 
+# contract: 74, 75, 76, 77, 78
 async def test_cancel_while_it_runs(openai_client: AsyncOpenAI) -> None:
     client = openai_client
     lines = [*chats(20), *(chat(f"slow{each}", x_simulate=FOREVER) for each in range(100))]
@@ -505,6 +526,7 @@ async def test_cancel_race(openai_client: AsyncOpenAI) -> None:
     assert await race(3.0, lines()) == "completed"
 
 
+# contract: 79, 80
 async def test_a_cancel_after_the_end_is_one_request(system: RunningUp) -> None:
     asked: list[str] = []
 
@@ -530,6 +552,7 @@ async def test_a_cancel_after_the_end_is_one_request(system: RunningUp) -> None:
 # --- refusals at creation --------------------------------------------------------------------
 
 
+# contract: 16, 81
 async def test_unknown_ids(openai_client: AsyncOpenAI) -> None:
     unknown = "batch_" + "0" * 32
     for call in (openai_client.batches.retrieve, openai_client.batches.cancel):
@@ -548,6 +571,7 @@ async def test_unknown_ids(openai_client: AsyncOpenAI) -> None:
         assert caught.value.param == "id"
 
 
+# contract: 35, 36
 async def test_an_unknown_or_unfit_input_file_fails_the_batch(openai_client: AsyncOpenAI) -> None:
     client = openai_client
     other = await client.files.create(file=("x.jsonl", jsonl(chats(1))), purpose="user_data")

@@ -64,6 +64,7 @@ async def test_cancel_seals_after_two_seconds_whoever_is_silent(store: Store) ->
     assert ack.sealed
 
 
+# contract: 83
 async def test_a_batch_cancelled_while_validating_ends_without_files(store: Store) -> None:
     file = await store.upload(chat_line("r0"))
     batch = await store.create(file.id)
@@ -183,6 +184,7 @@ async def test_all_lines_done_at_the_deadline_is_completed(store: Store) -> None
     assert (await store.get(batch_id)).status == COMPLETED
 
 
+# contract: 70
 async def test_end_files_expire_after_they_were_made(store: Store) -> None:
     file = await store.upload(chat_line("r0"))
     ids = []
