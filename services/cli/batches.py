@@ -3,11 +3,11 @@
 import json
 import sys
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, NoReturn, cast, get_args
 
 import click
 from openai import OpenAI
-from openai.types import Batch
+from openai.types import Batch, BatchError
 
 from services.cli.client import (
     INTERRUPTED,
@@ -126,11 +126,15 @@ def _follow(client: OpenAI, batch_id: str, *, as_json: bool) -> None:
 
 def _say_end(batch: Batch) -> None:
     for error in (batch.errors.data if batch.errors else None) or []:
-        where = f"line {error.line}: " if error.line is not None else ""
-        print(f"  {where}{error.message} ({error.code})", file=sys.stderr)
+        _say_error(error)
     if batch.output_file_id or batch.error_file_id:
         failed = " --errors FILE" if batch.error_file_id else ""
         print(f"results with: nightshift results {batch.id}{failed}", file=sys.stderr)
+
+
+def _say_error(error: BatchError) -> None:
+    where = f"line {error.line}: " if error.line is not None else ""
+    print(f"  {where}{error.message} ({error.code})", file=sys.stderr)
 
 
 @click.command(name="list")
@@ -193,6 +197,7 @@ def cancel(*, batch_id: str, as_json: bool, base_url: str, api_key: str) -> None
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write the lines that failed there.",
 )
+@click.option("--follow", "follow_it", is_flag=True, help="Write lines as they finish.")
 @_json_option
 @server_options
 def results(
@@ -200,6 +205,7 @@ def results(
     batch_id: str,
     output: Path | None,
     errors: Path | None,
+    follow_it: bool,
     as_json: bool,
     base_url: str,
     api_key: str,
@@ -207,9 +213,18 @@ def results(
     """Download a batch's results (--output) and the lines that failed (--errors).
 
     A file that is named is written whole or not at all; one without lines is written empty.
-    With --json and files named, the batch object is printed.
+    With --json and files named, the batch object is printed. With --follow, lines come as they
+    finish, and the command ends with the batch: exit status 0 completed, 3 ended otherwise.
     """
     client = open_client(base_url, api_key)
+    if follow_it:
+        with errors_explained(base_url):
+            batch = _follow_results(client, batch_id, output, errors)
+        if as_json and (output or errors):
+            print_json(batch)
+        if batch.status != "completed":
+            sys.exit(NOT_COMPLETED)
+        return
     with errors_explained(base_url):
         batch = client.batches.retrieve(batch_id)
         if not batch.output_file_id and not batch.error_file_id:
@@ -225,6 +240,32 @@ def results(
     elif batch.error_file_id and errors is None:
         _, failed, _ = counts_of(batch)
         print(f"{failed} line(s) failed; get them with --errors FILE", file=sys.stderr)
+
+
+def _follow_results(
+    client: OpenAI, batch_id: str, output: Path | None, errors: Path | None
+) -> Batch:
+    # Late: no other command needs what reads a stream.
+    from services.cli.following import Writer, write_as_they_finish
+
+    try:
+        with Writer(output, errors) as writer:
+            batch = write_as_they_finish(client, batch_id, writer)
+    except BrokenPipeError:
+        _stop_quietly()
+    except KeyboardInterrupt:
+        fail(f"{batch_id} goes on", INTERRUPTED)
+    for error in (batch.errors.data if batch.errors else None) or []:
+        _say_error(error)
+    if writer.failed and errors is None:
+        print(f"{writer.failed} line(s) failed; get them with --errors FILE", file=sys.stderr)
+    return batch
+
+
+def _stop_quietly() -> NoReturn:
+    """End as whoever reads our output has had enough, as `head` has."""
+    sys.stderr.close()
+    sys.exit(0)
 
 
 def _save(client: OpenAI, file_id: str | None, path: Path) -> None:
@@ -246,9 +287,7 @@ def _print_content(client: OpenAI, file_id: str | None) -> None:
             sys.stdout.buffer.write(part)
         sys.stdout.buffer.flush()
     except BrokenPipeError:
-        # Whoever read it has had enough, as `head` has.
-        sys.stderr.close()
-        sys.exit(0)
+        _stop_quietly()
 
 
 def _content(client: OpenAI, file_id: str | None) -> Any:

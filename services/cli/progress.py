@@ -25,7 +25,7 @@ _QUICK_POLL_SECONDS: Final = 0.1
 _POLL_SECONDS: Final = 0.5
 _QUICK_FOR_SECONDS: Final = 5.0
 # A server that restarts is waited for.
-_PATIENCE_SECONDS: Final = 30.0
+PATIENCE_SECONDS: Final = 30.0
 
 
 class Display(AbstractContextManager["Display"]):
@@ -58,7 +58,7 @@ def follow(client: openai.OpenAI, batch_id: str, display: Display) -> Batch:
                 batch = client.batches.retrieve(batch_id)
             except (openai.APIConnectionError, openai.InternalServerError):
                 # One that never answered is not restarting: it is not there.
-                if answered is None or time.monotonic() - answered > _PATIENCE_SECONDS:
+                if answered is None or time.monotonic() - answered > PATIENCE_SECONDS:
                     raise
             else:
                 answered = time.monotonic()
