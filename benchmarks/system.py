@@ -207,7 +207,7 @@ def running(
         system = System(up)
         yield system
         system.api.close()
-    except BaseException:
+    except Exception:
         if up is not None:
             print(up.log_end(3_000), file=sys.stderr)
         raise
@@ -218,12 +218,18 @@ def running(
 
 
 def simulated_lines(
-    count: int, *, size_bytes: int = 0, simulate: Json | None = None, model: str = "simulated"
+    count: int,
+    *,
+    first: int = 0,
+    size_bytes: int = 0,
+    simulate: Json | None = None,
+    model: str = "simulated",
 ) -> bytes:
     """Return `count` lines for the simulated engine.
 
     Args:
         count: how many.
+        first: number of the first of them.
         size_bytes: how long each is with its newline; 0 leaves it short.
         simulate: the body's `x_simulate`.
         model: the model's name.
@@ -241,4 +247,6 @@ def simulated_lines(
     text = ("x y z w " * (missing // 8 + 1))[:missing]
     before, after = line.replace("@", f"{text} @").split("@")
     start, middle = before.split("request-0000000")
-    return "".join(f"{start}request-{i:07d}{middle}{i:07d}{after}\n" for i in range(count)).encode()
+    return "".join(
+        f"{start}request-{i:07d}{middle}{i:07d}{after}\n" for i in range(first, first + count)
+    ).encode()
