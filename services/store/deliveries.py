@@ -114,19 +114,25 @@ class Deliveries:
 
     async def _attempt(self, row: Row) -> None:
         try:
-            message = Message(
-                id=row.id,
-                url=row.url,
-                payload=row.payload,
-                secrets=webhooks_repo.live_secrets(row.secrets, self._context.now_ms()),
-            )
-            answer = await self._sender.send(message, self._context.clock.now())
-            await self._record(row, answer)
+            await self._record(row, await self._send(row))
         except Exception:  # noqa: BLE001 - logged; its lease lapses and it is sent again
-            _log.exception("webhook_attempt_failed", delivery=row.id, endpoint=row.endpoint_id)
+            _log.exception("webhook_not_recorded", delivery=row.id, endpoint=row.endpoint_id)
         finally:
             del self._running[row.id]
             self._context.wake("deliveries")
+
+    async def _send(self, row: Row) -> Answer:
+        message = Message(
+            id=row.id,
+            url=row.url,
+            payload=row.payload,
+            secrets=webhooks_repo.live_secrets(row.secrets, self._context.now_ms()),
+        )
+        try:
+            return await self._sender.send(message, self._context.clock.now())
+        except Exception:  # noqa: BLE001 - whatever it is, the next attempt waits longer
+            _log.exception("webhook_attempt_failed", delivery=row.id, endpoint=row.endpoint_id)
+            return Answer(status=None, error="it could not be sent; the store's log says why")
 
     async def _record(self, row: Row, answer: Answer) -> None:
         now_ms = self._context.now_ms()

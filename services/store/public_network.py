@@ -24,6 +24,7 @@ async def resolve(host: str, port: int, *, allow_private: bool) -> list[str]:
     Raises:
         AddressNotAllowedError: one of them is not public.
         OSError: the name is not known.
+        UnicodeError: it is no name at all.
     """
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     addresses: list[str] = []
@@ -66,7 +67,8 @@ class PublicBackend(httpcore2.AsyncNetworkBackend):
         """
         try:
             addresses = await resolve(host, port, allow_private=self._allow_private)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
+            # The second is Python's for a label of more than 63 characters.
             raise httpcore2.ConnectError("the host's name is not known") from error
         failure: Exception = httpcore2.ConnectError("the host has no address")
         for address in addresses:

@@ -96,8 +96,9 @@ class Sender:
             error = "the host is not on the public internet"
         except (httpcore2.TimeoutException, httpcore2.NetworkError) as raised:
             error = f"the connection failed: {_reason(raised)}"
-        except (httpcore2.ProtocolError, httpcore2.UnsupportedProtocol, OSError) as raised:
-            error = f"no HTTP answer: {_reason(raised)}"
+        except (httpcore2.ProtocolError, httpcore2.UnsupportedProtocol, OSError):
+            # What came instead is not repeated: users would read other services' words.
+            error = "what answers there does not speak HTTP"
         else:
             error = ""
         if status is None:

@@ -96,14 +96,17 @@ async def test_who_is_not_there_is_a_failure_that_says_so() -> None:
     async with Sender(allow_private=True) as sender:
         gone = await sender.send(message(f"http://127.0.0.1:{port}"), time.time())
         unknown = await sender.send(message("http://nobody.invalid"), time.time())
+        no_name = await sender.send(message(f"http://{'a' * 64}.example"), time.time())
     assert gone.status is None
     assert gone.error is not None
     assert gone.error.startswith("the connection failed: ")
     assert unknown.error == "the connection failed: the host's name is not known"
+    assert no_name.error == unknown.error
 
 
 async def test_an_answer_that_is_no_http_is_a_failure() -> None:
-    async def babble(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def babble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"}}")
         writer.write(b"SSH-2.0-OpenSSH\r\n")
         writer.close()
 
@@ -112,7 +115,7 @@ async def test_an_answer_that_is_no_http_is_a_failure() -> None:
         async with Sender(allow_private=True) as sender:
             answer = await sender.send(message(f"http://127.0.0.1:{port}"), time.time())
     assert answer.status is None
-    assert answer.error is not None
+    assert answer.error == "what answers there does not speak HTTP"
 
 
 PRIVATE_HOSTS = [
