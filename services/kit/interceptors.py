@@ -8,13 +8,16 @@ import hmac
 import inspect
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 import prometheus_client
 from grpc_status import rpc_status
+from opentelemetry import context as trace_context
+from opentelemetry import trace
 
-from services.kit import ids, rpc
+from services.kit import ids, rpc, telemetry
 from services.kit.errors import InternalError, NightshiftError, to_status
 from services.kit.log import get_logger
 
@@ -137,6 +140,37 @@ class TelemetryInterceptor(AroundInterceptor):
         name = code.name if isinstance(code, grpc.StatusCode) else unset
         _CALLS.labels(method, name).inc()
         _SECONDS.labels(method).observe(seconds)
+
+
+class TraceInterceptor(AroundInterceptor):
+    """Spans of calls that belong to a trace already; the fleet's own chatter makes none."""
+
+    _span: ContextVar[trace.Span | None] = ContextVar("nightshift_rpc_span", default=None)
+
+    async def enter(self, method: str, context: Call) -> None:
+        """Begin a span below the caller's, where traces are exported."""
+        self._span.set(None)
+        traceparent = metadata_value(context, "traceparent") if telemetry.enabled() else ""
+        if traceparent:
+            span = telemetry.tracer.start_span(
+                method.removeprefix("/"),
+                context=telemetry.context_of({"traceparent": traceparent}),
+                kind=trace.SpanKind.SERVER,
+            )
+            self._span.set(span)
+            # Never detached: the call's task, and the context with it, ends with the call.
+            trace_context.attach(trace.set_span_in_context(span))
+
+    async def leave(
+        self, method: str, context: Call, error: BaseException | None, seconds: float
+    ) -> None:
+        """End the span."""
+        span = self._span.get()
+        if span is None:
+            return
+        if isinstance(error, Exception):
+            span.set_status(trace.StatusCode.ERROR, type(error).__name__)
+        span.end()
 
 
 class SecretInterceptor(AroundInterceptor):

@@ -4,8 +4,9 @@ Off, every span is the API's no-op and costs nothing worth measuring. W3C trace 
 gRPC metadata, in NATS headers and in the batch's row, so that a batch is one trace.
 """
 
+import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from opentelemetry import context, propagate, trace
@@ -48,6 +49,20 @@ def current_traceparent() -> str:
     carrier: dict[str, str] = {}
     propagate.inject(carrier)
     return carrier.get("traceparent", "")
+
+
+@contextlib.contextmanager
+def span_of(name: str, traceparent: str, **attributes: str) -> Iterator[trace.Span]:
+    """Make what is done inside one step of the trace that `traceparent` names.
+
+    Empty means that the batch is not traced: the span is then one that records nothing.
+    """
+    if not traceparent:
+        yield trace.INVALID_SPAN
+        return
+    context = context_of({"traceparent": traceparent})
+    with tracer.start_as_current_span(name, context=context, attributes=attributes) as span:
+        yield span
 
 
 def context_of(carrier: Mapping[str, str]) -> context.Context:

@@ -174,12 +174,7 @@ class Queues:
         return self._leader.leads(term) and latest == dispatch.dispatch
 
     async def _publish_once(self, dispatch: Dispatch) -> None:
-        if not dispatch.traceparent:
-            await self._bus.publish_dispatch(dispatch)
-            return
-        context = telemetry.context_of({"traceparent": dispatch.traceparent})
-        with telemetry.tracer.start_as_current_span("scheduler.publish", context=context) as span:
-            span.set_attribute("nightshift.chunk", dispatch.chunk_id)
+        with telemetry.span_of("publish", dispatch.traceparent, chunk=dispatch.chunk_id):
             await self._bus.publish_dispatch(dispatch)
 
 

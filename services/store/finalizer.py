@@ -8,6 +8,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from protos.nightshift.v1 import dispatch_pb2
+from services.kit import telemetry
 from services.kit.ids import FileId, ProjectId, uuid7_hex
 from services.kit.log import get_logger
 from services.store import batches_repo, blobs_repo, clearing, files_repo, outbox
@@ -112,12 +113,8 @@ class Finalizer:
 
     async def _finalize(self, batch: Row, announced: list[str]) -> None:
         try:
-            written = [
-                await self._write(batch, kind, announced)
-                for kind in ("output", "error")
-                if _has(batch, kind)
-            ]
-            await self._context.db.write(lambda connection: self._end(connection, batch, written))
+            with telemetry.span_of("finalize", batch.traceparent, batch=batch.id):
+                await self._finish(batch, announced)
         except LeaseLostError:
             _log.warning("finalize_lease_lost", batch=batch.id)
         except Exception:  # noqa: BLE001 - logged; the batch is tried again
@@ -130,6 +127,14 @@ class Finalizer:
             self._context.wake("outbox")
             self._context.wake("deliveries")
             self._context.wake("events")
+
+    async def _finish(self, batch: Row, announced: list[str]) -> None:
+        written = [
+            await self._write(batch, kind, announced)
+            for kind in ("output", "error")
+            if _has(batch, kind)
+        ]
+        await self._context.db.write(lambda connection: self._end(connection, batch, written))
 
     async def _write(self, batch: Row, kind: Kind, announced: list[str]) -> files_repo.NewFile:
         """Write one end file as durable parts that nothing names yet; uses `announced` up."""

@@ -21,7 +21,12 @@ from protos.nightshift.v1 import (
 from services.kit import bus as kit_bus
 from services.kit import ids, rpc, service
 from services.kit.clock import SystemClock
-from services.kit.interceptors import ErrorsInterceptor, SecretInterceptor, TelemetryInterceptor
+from services.kit.interceptors import (
+    ErrorsInterceptor,
+    SecretInterceptor,
+    TelemetryInterceptor,
+    TraceInterceptor,
+)
 from services.kit.loop import Loop
 from services.kit.settings import SettingsError
 from services.store import migrate
@@ -99,7 +104,12 @@ async def _serve(stopping: asyncio.Event) -> None:
         server = await rpc.start_server(
             settings.listen,
             _entries(context, reader, sender, hub),
-            [TelemetryInterceptor(), SecretInterceptor(secret), ErrorsInterceptor()],
+            [
+                TelemetryInterceptor(),
+                SecretInterceptor(secret),
+                TraceInterceptor(),
+                ErrorsInterceptor(),
+            ],
         )
         stack.push_async_callback(server.drain, service.DRAIN_SECONDS)
         stack.callback(hub.close)

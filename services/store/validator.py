@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
+from services.kit import telemetry
 from services.kit.errors import NotFoundError
 from services.kit.ids import ProjectId
 from services.kit.log import get_logger
@@ -55,7 +56,8 @@ class Validator:
         return judged
 
     async def _judge(self, row: batches_repo.Row) -> None:
-        found = await self._check(row)
+        with telemetry.span_of("validate", row.traceparent, batch=row.id):
+            found = await self._check(row)
         now_ms = self._context.now_ms()
         if isinstance(found, batches_repo.Input):
             await self._context.db.write(
