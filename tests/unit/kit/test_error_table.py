@@ -1,0 +1,103 @@
+"""The table of errors in docs/api.md is that of the code."""
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from services.gateway.envelope import error_headers
+from services.kit import errors
+from services.kit.errors import NightshiftError, RateLimitedError, all_error_classes
+
+pytestmark = pytest.mark.unit
+
+ROOT = Path(__file__).parents[3]
+HEAD = "| HTTP | gRPC | type | codes | when | again |"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One status of the table."""
+
+    grpc: frozenset[str]
+    type: str
+    codes: frozenset[str]
+    again: str
+
+
+def documented() -> dict[int, Row]:
+    """Return the table of the documentation."""
+    lines = iter((ROOT / "docs/api.md").read_text().splitlines())
+    assert HEAD in lines
+    next(lines)
+    rows = {}
+    for line in lines:
+        if not line.startswith("|"):
+            break
+        status, grpc, kind, codes, when, again = (cell.strip() for cell in line.split("|")[1:-1])
+        assert when
+        rows[int(status)] = Row(
+            frozenset(grpc.split(", ")),
+            kind.strip("`"),
+            frozenset(code.strip("`") for code in codes.split()),
+            again,
+        )
+    return rows
+
+
+def kinds() -> list[type[NightshiftError]]:
+    """Return all classes of the code's table."""
+    return list(all_error_classes())
+
+
+def codes_raised() -> Iterator[tuple[int, str]]:
+    """Return status and code of each error that the gateway or the store make with a code."""
+    for path in [*ROOT.glob("services/gateway/**/*.py"), *ROOT.glob("services/store/**/*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+                continue
+            kind = getattr(errors, node.func.id, None)
+            if not (isinstance(kind, type) and issubclass(kind, NightshiftError)):
+                continue
+            for keyword in node.keywords:
+                if keyword.arg == "code":
+                    for part in ast.walk(keyword.value):
+                        if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                            yield kind.http_status, part.value
+
+
+def test_every_status_has_its_row() -> None:
+    table = documented()
+    assert set(table) == {kind.http_status for kind in kinds()}
+    for status, row in table.items():
+        mine = [kind for kind in kinds() if kind.http_status == status]
+        assert row.grpc == {kind.grpc_code.name for kind in mine}, status
+        assert {row.type} == {kind.type for kind in mine}, status
+        assert {row.again} == {"yes" if kind.retryable else "no" for kind in mine}, status
+
+
+def test_every_code_stands_in_its_row() -> None:
+    raised = defaultdict(set)
+    for status, code in codes_raised():
+        raised[status].add(code)
+    assert {status: row.codes for status, row in documented().items() if row.codes} == raised
+
+
+def test_clients_are_told_where_they_would_repeat_in_vain() -> None:
+    # What the official clients repeat by themselves.
+    repeated = [
+        kind for kind in kinds() if kind.http_status in (408, 409, 429) or kind.http_status >= 500
+    ]
+    for kind in repeated:
+        told = error_headers(kind("m")).get("x-should-retry")
+        assert told == (None if kind.retryable else "false"), kind
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(60, None), (60.1, "false"), (3_600, "false")])
+def test_a_long_wait_is_not_slept_through(seconds: float, told: str | None) -> None:
+    headers = error_headers(RateLimitedError("m", retry_after_seconds=seconds))
+    assert headers.get("x-should-retry") == told
+    assert int(headers["retry-after"]) >= seconds
