@@ -97,7 +97,13 @@ test: setup ## All tests, vLLM included
 
 .PHONY: test-fast
 test-fast: setup-fast ## All tests that need no vLLM
-	@$(BIN)/python -m pytest --ignore=tests/e2e -m 'not e2e' $(ARGS)
+	@NIGHTSHIFT_FUZZ_SECONDS=$${NIGHTSHIFT_FUZZ_SECONDS:-8} \
+		$(BIN)/python -m pytest --ignore=tests/e2e -m 'not e2e' $(ARGS)
+
+MINUTES ?= 10
+.PHONY: fuzz
+fuzz: setup-fast ## Hold every route against its description for MINUTES=10, with made-up requests
+	@$(BIN)/python -m tests.kit.fuzz --minutes '$(MINUTES)' $(ARGS)
 
 .PHONY: lint
 lint: setup-fast ## Style, types, import rules, wire

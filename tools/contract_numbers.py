@@ -9,17 +9,20 @@ those of the contract's section 12, "Black-box checklist".
 """
 
 import ast
+import io
 import re
 import sys
+import tokenize
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = ROOT / "tests"
 NUMBERS = range(1, 101)
 
-TAG = re.compile(r"\s*#\s*contract:\s*(\d+(?:\s*,\s*\d+)*)\s*$")
-MENTION = re.compile(r"\s*#\s*contract:")
+TAG = re.compile(r"#\s*contract:\s*(\d+(?:\s*,\s*\d+)*)\s*$")
+MENTION = re.compile(r"#\s*contract:")
 
 
 class MisplacedTagError(ValueError):
@@ -37,33 +40,43 @@ def numbers_of(source: str, where: str) -> dict[str, set[int]]:
         MisplacedTagError: a tag is misspelt, names a number that does not exist, or stands above
             nothing that is a test.
     """
-    lines = source.splitlines()
+    comments = _comments(source)
     found: dict[str, set[int]] = {}
     taken: set[int] = set()
-    for node in ast.walk(ast.parse(source)):
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            continue
-        if not node.name.startswith("test_"):
-            continue
-        first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
-        above = first - 1
-        while above > 0 and lines[above - 1].lstrip().startswith("#"):
-            above -= 1
-        for number in range(above, node.lineno - 1):
-            match = TAG.match(lines[number])
+    for name, above in _heads(ast.parse(source), comments):
+        for number in above:
+            match = TAG.match(comments.get(number, ""))
             if match:
                 taken.add(number)
-                found.setdefault(node.name, set()).update(map(int, match[1].split(",")))
-    for number, line in enumerate(lines):
-        if MENTION.match(line) and number not in taken:
-            raise MisplacedTagError(f"{where}:{number + 1}: not above a test, or misspelt: {line}")
+                found.setdefault(name, set()).update(map(int, match[1].split(",")))
+    for number, comment in comments.items():
+        if MENTION.match(comment) and number not in taken:
+            raise MisplacedTagError(f"{where}:{number}: not above a test, or misspelt: {comment}")
     for name, numbers in found.items():
         if not numbers <= set(NUMBERS):
             raise MisplacedTagError(f"{where}: {name} names {sorted(numbers - set(NUMBERS))}")
     return found
 
 
-def tests_by_number(tests: Path = TESTS) -> dict[int, list[str]]:
+def _comments(source: str) -> dict[int, str]:
+    """Return the comments by line, from 1; what stands in a string is none."""
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    return {token.start[0]: token.string for token in tokens if token.type == tokenize.COMMENT}
+
+
+def _heads(tree: ast.Module, comments: dict[int, str]) -> Iterator[tuple[str, range]]:
+    """Yield each test with the lines, from 1, of its decorators and the comments above."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if node.name.startswith("test_"):
+            above = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+            while above - 1 in comments:
+                above -= 1
+            yield node.name, range(above, node.lineno)
+
+
+def named_in(tests: Path) -> dict[int, list[str]]:
     """Return the tests that name each number, as `path::test`, relative to the checkout.
 
     Raises:
@@ -82,7 +95,7 @@ def tests_by_number(tests: Path = TESTS) -> dict[int, list[str]]:
 
 def main(arguments: list[str]) -> int:
     """Print what was asked for; returns the exit status."""
-    found = tests_by_number()
+    found = named_in(TESTS)
     if "--all" in arguments:
         for number in NUMBERS:
             print(f"{number:3}  {', '.join(found.get(number, ['no test']))}")
