@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
+from alembic.config import Config
 from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 
 from services.store import migrate
 from services.store.database import Database
@@ -120,3 +122,11 @@ def test_the_database_syncs_each_commit(db: Database) -> None:
     with db.writer_engine.connect() as connection:
         assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2
         assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
+
+
+def test_the_last_migration_is_the_one_that_the_store_looks_for(db: Database) -> None:
+    config = Config()
+    config.set_main_option("script_location", str(migrate.MIGRATIONS))
+    assert ScriptDirectory.from_config(config).get_current_head() == migrate.HEAD
+    with db.writer_engine.connect() as connection:
+        assert MigrationContext.configure(connection).get_current_revision() == migrate.HEAD
