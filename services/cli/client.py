@@ -3,11 +3,14 @@
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
 import click
-import openai
+
+if TYPE_CHECKING:
+    # Half a second of processor time, which commands that call no server are spared.
+    import openai
 
 DEFAULT_URL: Final = "http://127.0.0.1:8000/v1"
 
@@ -45,8 +48,10 @@ def server_options(command: Command) -> Command:
     return url(key(command))
 
 
-def open_client(base_url: str, api_key: str) -> openai.OpenAI:
+def open_client(base_url: str, api_key: str) -> "openai.OpenAI":
     """Return the official client; an address as `nightshift up` prints it is enough."""
+    import openai
+
     if not urlsplit(base_url).path.strip("/"):
         base_url = f"{base_url.rstrip('/')}/v1"
     return openai.OpenAI(
@@ -57,6 +62,8 @@ def open_client(base_url: str, api_key: str) -> openai.OpenAI:
 @contextlib.contextmanager
 def errors_explained(base_url: str) -> Iterator[None]:
     """End the command with one line and an exit status where the server refuses or is not there."""
+    import openai
+
     try:
         yield
     except openai.APIConnectionError:
@@ -71,7 +78,7 @@ def errors_explained(base_url: str) -> Iterator[None]:
         fail(str(error), REFUSED)
 
 
-def _message_of(error: openai.APIStatusError) -> str:
+def _message_of(error: "openai.APIStatusError") -> str:
     body = error.body
     message = body.get("message") if isinstance(body, dict) else None
     return f"{message or error.message} (HTTP {error.status_code})"

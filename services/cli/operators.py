@@ -84,6 +84,7 @@ def ask(
 def _store(data: Path, store: str | None, *, make: bool) -> Iterator[StoreAt]:
     named = os.environ.get("NIGHTSHIFT_SECRET_FILE")
     if store is not None:
+        _check_open(store)
         yield StoreAt(store, read_secret(Path(named) if named else data / "secret"))
         return
     if not make and not data.is_dir():
@@ -94,11 +95,26 @@ def _store(data: Path, store: str | None, *, make: bool) -> Iterator[StoreAt]:
             stack.enter_context(directory.locked())
         except DataDirInUseError:
             secret = read_secret(Path(named)) if named else directory.read_secret()
-            yield StoreAt(directory.read_address("store"), secret)
+            running = directory.read_address("store")
+            _check_open(running)
+            yield StoreAt(running, secret)
             return
         secret_file = Path(named).absolute() if named else directory.ensure_secret()
         address = stack.enter_context(_started(directory, secret_file))
         yield StoreAt(str(address), read_secret(secret_file))
+
+
+def _check_open(address: str) -> None:
+    """Find out at once that nobody is there: a call would wait for it.
+
+    Raises:
+        UnavailableError: nobody listens.
+    """
+    host, _, port = address.rpartition(":")
+    if not (host and port.isdigit() and int(port) < 65_536):
+        raise DataDirError(f"--store takes HOST:PORT, such as 127.0.0.1:7401; not {address!r}")
+    if not is_open(Address(host.strip("[]"), int(port))):
+        raise UnavailableError("nobody listens there")
 
 
 @contextlib.contextmanager
