@@ -4,7 +4,8 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-from tests.contract.inputs import INPUTS, Completes, Fails, Input, Refused
+from tests.contract.input_kinds import Completes, Fails, Input, Refused
+from tests.contract.inputs import INPUTS
 from tests.kit.batches import answer_to, chats, create, ended, outcome, run, upload
 
 pytestmark = [pytest.mark.contract, pytest.mark.asyncio(loop_scope="module")]
