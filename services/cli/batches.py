@@ -18,7 +18,7 @@ from services.cli.client import (
     open_client,
     server_options,
 )
-from services.cli.progress import choose_display, counts_of, follow, print_json
+from services.cli.progress import choose_display, counts_of, follow, print_json, reason_of
 from services.cli.table import local_time, print_table
 
 Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings"]
@@ -154,7 +154,8 @@ def list_batches(*, limit: int, as_json: bool, base_url: str, api_key: str) -> N
         for batch in batches:
             print_json(batch)
         return
-    rows = [("ID", "STATUS", "DONE", "FAILED", "LINES", "CREATED"), *map(_row, batches)]
+    head = ("ID", "STATUS", "DONE", "FAILED", "LINES", "CREATED", "WAITING FOR")
+    rows = [head, *map(_row, batches)]
     print_table(rows)
 
 
@@ -167,6 +168,7 @@ def _row(batch: Batch) -> tuple[str, ...]:
         str(failed),
         str(total),
         local_time(batch.created_at),
+        reason_of(batch),
     )
 
 

@@ -101,6 +101,12 @@ def counts_of(batch: Batch) -> tuple[int, int, int]:
     return (counts.completed, counts.failed, counts.total) if counts else (0, 0, 0)
 
 
+def reason_of(batch: Batch) -> str:
+    """Return why a batch waits; empty when it does not, or the server does not say."""
+    said: Any = getattr(batch, "nightshift", None)
+    return str(said.get("reason") or "") if isinstance(said, dict) else ""
+
+
 class _Rated(Display):
     """Common to the displays for people: the rate and the time left."""
 
@@ -108,12 +114,14 @@ class _Rated(Display):
         self.rate = Rate()
 
     def describe(self, batch: Batch) -> str:
-        """Return `16 lines/s, 12 s left`, as far as it is known."""
+        """Return `16 lines/s, 12 s left` as far as it is known, else why it waits."""
         done, failed, total = counts_of(batch)
         self.rate.add(done + failed)
         rate = self.rate.lines_per_second()
-        if rate is None or batch.status in ENDED:
+        if batch.status in ENDED:
             return ""
+        if rate is None:
+            return reason_of(batch)
         return f"{rate:,.1f} lines/s, {spoken_seconds((total - done - failed) / rate)} left"
 
 
@@ -177,16 +185,17 @@ class Lines(_Rated):
     def __init__(self) -> None:
         """Say nothing yet."""
         super().__init__()
-        self._last: tuple[str, int, int, int] | None = None
+        self._last: tuple[str, str, int, int, int] | None = None
         self._said_at = 0.0
 
     def show(self, batch: Batch) -> None:
         """Print a line where there is news."""
         done, failed, total = counts_of(batch)
         speed = self.describe(batch)
-        state = (batch.status, done, failed, total)
+        reason = reason_of(batch) if batch.status not in ENDED else ""
+        state = (batch.status, reason, done, failed, total)
         now = time.monotonic()
-        same_status = self._last is not None and self._last[0] == batch.status
+        same_status = self._last is not None and self._last[:2] == state[:2]
         if state == self._last or (same_status and now - self._said_at < _LINE_SECONDS):
             return
         self._last, self._said_at = state, now

@@ -20,6 +20,9 @@ _BATCH_TIMES: Final = (
     "cancelled_at",
 )
 
+# Ours beside OpenAI's: clients keep keys that they do not know.
+_EXTENSION: Final = ("pool", "queue_position", "executors", "reason", "engine_revision")
+
 
 def optional(message: Any, field: str) -> Any:
     """Return an optional field's value; None when it is absent."""
@@ -94,6 +97,7 @@ def batch_object(batch: batches_pb2.Batch) -> dict[str, Any]:
         "request_counts": _counts_object(batch.request_counts),
         "usage": usage_object(batch.usage) if batch.HasField("usage") else None,
         "metadata": dict(batch.metadata) if batch.has_metadata else None,
+        "nightshift": {name: optional(batch.nightshift, name) for name in _EXTENSION},
     }
 
 

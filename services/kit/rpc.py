@@ -121,6 +121,7 @@ POLICIES: Final[dict[tuple[str, str], CallPolicy]] = {
     ("Work", "GetWindow"): _READ,
     # A lost answer leaves chunks that reclaiming finds again: repeating would cut further ones.
     ("Work", "CutChunks"): _WRITE,
+    ("Work", "ReportPools"): CallPolicy(timeout_seconds=5, repeatable=True),
     ("Work", "ReclaimChunks"): _WRITE,
     ("Work", "RegisterExecutor"): CallPolicy(timeout_seconds=10, repeatable=True),
     ("Work", "OpenAttempt"): CallPolicy(timeout_seconds=5, repeatable=True),

@@ -6,6 +6,7 @@ from services.kit.log import get_logger
 from services.scheduler.leader import Leader
 from services.scheduler.queues import Queues
 from services.scheduler.registry import Registry
+from services.scheduler.reports import PoolReporter
 from services.scheduler.work_client import WorkClient
 
 _log = get_logger(__name__)
@@ -15,7 +16,14 @@ class Reconciler:
     """Makes right what events only make fast."""
 
     def __init__(
-        self, *, bus: Bus, client: WorkClient, leader: Leader, registry: Registry, queues: Queues
+        self,
+        *,
+        bus: Bus,
+        client: WorkClient,
+        leader: Leader,
+        registry: Registry,
+        queues: Queues,
+        reporter: PoolReporter,
     ) -> None:
         """Work on the parts that the dispatcher works on."""
         self._bus = bus
@@ -23,14 +31,16 @@ class Reconciler:
         self._leader = leader
         self._registry = registry
         self._queues = queues
+        self._reporter = reporter
 
     async def run_once(self) -> int:
-        """Sweep executors, measure queues, reclaim; return the number of chunks published."""
+        """Sweep executors, tell of them, measure queues, reclaim; return what was published."""
         term = self._leader.term
         if term is None:
             return 0
         try:
             await self._read_beats()
+            await self._reporter.run_once(term, self._queues.ready)
             pending = await self._queues.measure()
             dispatches = await self._client.reclaim(term, pending)
             if dispatches:

@@ -13,6 +13,7 @@ from services.scheduler.leader import RENEW_SECONDS, Leader
 from services.scheduler.queues import Queues
 from services.scheduler.reconcile import Reconciler
 from services.scheduler.registry import Registry
+from services.scheduler.reports import PoolReporter
 from services.scheduler.work_client import WorkClient
 
 RECONCILE_SECONDS: Final = 1.0
@@ -62,6 +63,7 @@ class Scheduler:
             leader=self._leader,
             registry=self._registry,
             queues=self._queues,
+            reporter=PoolReporter(client, self._registry, clock),
         )
         self._leading = Loop("lead", self._leader.run_once, tick_seconds=RENEW_SECONDS)
         # A turn without work costs microseconds; the window slides by its own tick.

@@ -12,6 +12,7 @@ from services.kit import rpc
 from services.kit.errors import from_rpc_error
 from services.kit.ids import BatchId, PoolId
 from services.scheduler.domain.chunker import Cut
+from services.scheduler.domain.report import PoolReport
 from services.scheduler.domain.window import BATCHES_PER_POOL, Window, WindowBatch
 
 if TYPE_CHECKING:
@@ -103,6 +104,28 @@ class WorkClient:
         with _errors():
             answer = await self._stub.CutChunks(request, metadata=self._metadata)
         return list(answer.dispatches)
+
+    async def report_pools(self, term: int, reports: Sequence[PoolReport]) -> None:
+        """Tell what is heard of pools.
+
+        Raises:
+            StaleTermError: the term is over.
+        """
+        request = work_pb2.ReportPoolsRequest(
+            term=term,
+            pools=[
+                work_pb2.PoolReport(
+                    pool_id=each.pool_id,
+                    executors_alive=each.alive,
+                    executors_ready=each.ready,
+                    seats=each.seats,
+                    lines_per_second=each.lines_per_second,
+                )
+                for each in reports
+            ],
+        )
+        with _errors():
+            await self._stub.ReportPools(request, metadata=self._metadata)
 
     async def reclaim(self, term: int, pending: Mapping[PoolId, int]) -> list[Dispatch]:
         """Raise the dispatch of chunks without a live lease.

@@ -1,13 +1,18 @@
 """The gRPC service `Batches`, in the store."""
 
+from dataclasses import asdict
+
+import sqlalchemy as sa
+
 from protos.nightshift.v1 import batches_pb2, batches_pb2_grpc, common_pb2
 from services.kit import rpc
 from services.kit.errors import InvalidRequestError
 from services.kit.ids import BatchId
 from services.kit.interceptors import Call, metadata_value, project_of
-from services.store import batches_repo, idempotency_repo, uploading, usage_repo
+from services.store import batches_repo, idempotency_repo, pools_repo, uploading, usage_repo
 from services.store.context import Context
 from services.store.domain.explain import REQUIRED_FIELD
+from services.store.domain.waiting import Explanation
 from services.store.paging import page_of
 
 DEFAULT_PAGE = 20
@@ -57,7 +62,7 @@ class BatchesServicer(batches_pb2_grpc.BatchesServicer):
         )
         row = await self._insert(batch, metadata_value(context, rpc.IDEMPOTENCY_KEY))
         self._context.wake("validator")
-        return batches_pb2.CreateBatchResponse(batch=to_proto(row))
+        return batches_pb2.CreateBatchResponse(batch=await self._shown(row))
 
     async def _insert(self, batch: batches_repo.NewBatch, idempotency_key: str) -> batches_repo.Row:
         now_ms = self._context.now_ms()
@@ -86,10 +91,14 @@ class BatchesServicer(batches_pb2_grpc.BatchesServicer):
     ) -> batches_pb2.GetBatchResponse:
         """See batches.proto."""
         project_id = project_of(context)
-        row = await self._context.db.read(
-            lambda connection: batches_repo.get(connection, request.batch_id, project_id)
-        )
-        return batches_pb2.GetBatchResponse(batch=to_proto(row))
+        now_ms = self._context.now_ms()
+
+        def look(connection: sa.Connection) -> batches_pb2.Batch:
+            row = batches_repo.get(connection, request.batch_id, project_id)
+            (explanation,) = pools_repo.explanations(connection, [row], now_ms)
+            return to_proto(row, explanation)
+
+        return batches_pb2.GetBatchResponse(batch=await self._context.db.read(look))
 
     async def ListBatches(
         self, request: batches_pb2.ListBatchesRequest, context: Call
@@ -97,14 +106,18 @@ class BatchesServicer(batches_pb2_grpc.BatchesServicer):
         """See batches.proto."""
         project_id = project_of(context)
         page = page_of(request.page, default=DEFAULT_PAGE, most=MAX_PAGE)
-        rows, has_more = await self._context.db.read(
-            lambda connection: batches_repo.list_page(
+        now_ms = self._context.now_ms()
+
+        def look(connection: sa.Connection) -> batches_pb2.ListBatchesResponse:
+            rows, has_more = batches_repo.list_page(
                 connection, project_id=project_id, after=page.after, limit=page.limit
             )
-        )
-        return batches_pb2.ListBatchesResponse(
-            batches=[to_proto(row) for row in rows], has_more=has_more
-        )
+            explained = pools_repo.explanations(connection, rows, now_ms)
+            return batches_pb2.ListBatchesResponse(
+                batches=map(to_proto, rows, explained), has_more=has_more
+            )
+
+        return await self._context.db.read(look)
 
     async def CancelBatch(
         self, request: batches_pb2.CancelBatchRequest, context: Call
@@ -118,7 +131,14 @@ class BatchesServicer(batches_pb2_grpc.BatchesServicer):
         self._context.wake("outbox")
         self._context.wake("ender")
         self._context.wake("events")
-        return batches_pb2.CancelBatchResponse(batch=to_proto(row))
+        return batches_pb2.CancelBatchResponse(batch=await self._shown(row))
+
+    async def _shown(self, row: batches_repo.Row) -> batches_pb2.Batch:
+        now_ms = self._context.now_ms()
+        (explanation,) = await self._context.db.read(
+            lambda connection: pools_repo.explanations(connection, [row], now_ms)
+        )
+        return to_proto(row, explanation)
 
     async def GetUsage(
         self, request: batches_pb2.GetUsageRequest, context: Call
@@ -131,8 +151,8 @@ class BatchesServicer(batches_pb2_grpc.BatchesServicer):
         return batches_pb2.GetUsageResponse(project_id=project_id, by_key=by_key)
 
 
-def to_proto(row: batches_repo.Row) -> batches_pb2.Batch:
-    """Return a batch's row as its message."""
+def to_proto(row: batches_repo.Row, explanation: Explanation) -> batches_pb2.Batch:
+    """Return a batch's row as its message, with what it waits for."""
     return batches_pb2.Batch(
         id=row.id,
         endpoint=row.endpoint,
@@ -171,4 +191,5 @@ def to_proto(row: batches_repo.Row) -> batches_pb2.Batch:
         ),
         metadata=row.metadata or {},
         has_metadata=row.metadata is not None,
+        nightshift=batches_pb2.BatchExplanation(**asdict(explanation)),
     )

@@ -5,7 +5,7 @@ A stream that begins after the end, or goes on long after it, reads the end file
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -15,13 +15,14 @@ from services.kit.errors import InvalidRequestError, NotFoundError, UnavailableE
 from services.kit.frames import RESULT_RECORD
 from services.kit.ids import ProjectId
 from services.kit.result_line import never_ran
-from services.store import batches_repo, events_repo, files_repo
+from services.store import batches_repo, events_repo, files_repo, pools_repo
 from services.store.blobs.base import BlobMissingError, Blobs
 from services.store.context import Context
 from services.store.domain import event_cursor
 from services.store.domain.event_cursor import START, Cursor, InFile, Live, Part
 from services.store.domain.results import Records
 from services.store.domain.state import TERMINAL
+from services.store.domain.waiting import NOTHING, Explanation
 from services.store.input_reader import read_span
 
 Row = sa.Row[Any]
@@ -50,6 +51,7 @@ class Page:
 
     Attributes:
         batch: its row, to which `state` refers.
+        explanation: what it waits for, where the state is told.
         reset: all lines are told again, from the place of this id on.
         lines: result lines with their line feeds; the last may go on in the next page.
         ids: of each line that ends in `lines`.
@@ -58,6 +60,7 @@ class Page:
     """
 
     batch: Row
+    explanation: Explanation = NOTHING
     reset: str = ""
     lines: bytes = b""
     ids: Sequence[str] = ()
@@ -83,7 +86,18 @@ class EventReader:
         self._context = context
 
     async def page(self, watch: Watch) -> Page:
-        """Return what there is to tell now; perhaps nothing.
+        """Return what there is to tell now, perhaps nothing; raises as `_page` does."""
+        page = await self._page(watch)
+        if not page.state:
+            return page
+        now_ms = self._context.now_ms()
+        (explanation,) = await self._context.db.read(
+            lambda connection: pools_repo.explanations(connection, [page.batch], now_ms)
+        )
+        return replace(page, explanation=explanation)
+
+    async def _page(self, watch: Watch) -> Page:
+        """Return the same without an explanation.
 
         Raises:
             NotFoundError: unknown, or another project's.

@@ -97,7 +97,7 @@ def _events(page: Page) -> list[events_pb2.WatchBatchResponse]:
         events.append(events_pb2.WatchBatchResponse(results=results))
     if page.state:
         state = events_pb2.BatchStateEvent(
-            event_id=str(page.batch.version), batch=to_proto(page.batch)
+            event_id=str(page.batch.version), batch=to_proto(page.batch, page.explanation)
         )
         events.append(events_pb2.WatchBatchResponse(state=state))
     return events

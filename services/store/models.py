@@ -79,7 +79,7 @@ pools: Final = sa.Table(
     sa.Column("name", sa.Text, nullable=False),
     sa.Column("engine_revision", sa.String(64)),
     sa.Column("created_at", _BIG, nullable=False),
-    # What the scheduler last said of its executors, and when; nothing before the first report.
+    # What the scheduler last said of its executors (`PoolReport`), and when; null before that.
     sa.Column("executors_alive", _BIG),
     sa.Column("executors_ready", _BIG),
     sa.Column("seats", _BIG),

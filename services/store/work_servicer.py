@@ -11,6 +11,7 @@ from services.store import (
     input_lines,
     leadership_repo,
     opening,
+    pools_repo,
     reclaim,
     window_repo,
 )
@@ -111,6 +112,29 @@ class WorkServicer(work_pb2_grpc.WorkServicer):
             return work_pb2.CutChunksResponse(dispatches=made)
 
         return await self._context.db.write(cut_all)
+
+    async def ReportPools(
+        self, request: work_pb2.ReportPoolsRequest, context: _Context
+    ) -> work_pb2.ReportPoolsResponse:
+        """See work.proto."""
+        reports = [
+            pools_repo.Report(
+                pool_id=each.pool_id,
+                executors_alive=each.executors_alive,
+                executors_ready=each.executors_ready,
+                seats=each.seats,
+                lines_per_second=each.lines_per_second,
+            )
+            for each in request.pools
+        ]
+
+        def note(connection: window_repo.Connection) -> None:
+            now_ms = self._context.now_ms()
+            leadership_repo.require_term(connection, request.term, now_ms)
+            pools_repo.note(connection, reports, now_ms)
+
+        await self._context.db.write(note)
+        return work_pb2.ReportPoolsResponse()
 
     async def ReclaimChunks(
         self, request: work_pb2.ReclaimChunksRequest, context: _Context

@@ -51,6 +51,8 @@ BATCH_KEYS = {
     *("status", "output_file_id", "error_file_id", "created_at", "in_progress_at"),
     *("expires_at", "finalizing_at", "completed_at", "failed_at", "expired_at"),
     *("cancelling_at", "cancelled_at", "request_counts", "usage", "metadata"),
+    # The one key that is ours.
+    "nightshift",
 }
 SEATS = 64
 FOREVER = {"delay_ms": 600_000}

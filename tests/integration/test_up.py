@@ -255,7 +255,8 @@ def test_submit_and_watch_to_the_end_in_plain_lines(shared: RunningUp, tmp_path:
 
     status, out, _ = nightshift("list", url=shared.url)
     assert status == 0
-    assert out.splitlines()[0].split() == ["ID", "STATUS", "DONE", "FAILED", "LINES", "CREATED"]
+    head = "ID STATUS DONE FAILED LINES CREATED WAITING FOR"
+    assert out.splitlines()[0].split() == head.split()
     assert out.splitlines()[1].split()[:5] == [batch_id, "completed", "3", "1", "4"]
 
 
@@ -293,6 +294,10 @@ def test_cancel_ends_a_batch_that_watch_ends_with_3(shared: RunningUp, tmp_path:
     status, out, _ = nightshift("submit", str(path), url=shared.base_url)
     assert status == 0
     batch_id = out.strip()
+
+    # Its object says what it would wait for.
+    _, out, _ = nightshift("list", "--json", "--limit", "1", url=shared.base_url)
+    assert json.loads(out)["nightshift"].keys() >= {"pool", "queue_position", "reason"}
     status, out, err = nightshift("cancel", batch_id, url=shared.base_url)
     assert status == 0, err
     assert out.split()[0] == batch_id

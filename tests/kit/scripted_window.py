@@ -104,6 +104,12 @@ class ScriptedWindow(work_pb2_grpc.WorkServicer):
         found = (self._cut(each) for each in request.cuts)
         return work_pb2.CutChunksResponse(dispatches=[each for each in found if each is not None])
 
+    async def ReportPools(
+        self, request: work_pb2.ReportPoolsRequest, context: grpc.aio.ServicerContext
+    ) -> work_pb2.ReportPoolsResponse:
+        self._enter("ReportPools", request)
+        return work_pb2.ReportPoolsResponse()
+
     async def ReclaimChunks(
         self, request: work_pb2.ReclaimChunksRequest, context: grpc.aio.ServicerContext
     ) -> work_pb2.ReclaimChunksResponse:

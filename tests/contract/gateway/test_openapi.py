@@ -127,6 +127,9 @@ FULL = make_batch(
     usage=common_pb2.Usage(input_tokens=2**40),
     metadata={"a": "b"},
     has_metadata=True,
+    nightshift=batches_pb2.BatchExplanation(
+        pool="p", queue_position=3, executors=0, reason="3 batches ahead", engine_revision="e"
+    ),
 )
 
 

@@ -86,6 +86,24 @@ def test_plain_lines_come_with_news_only(capsys) -> None:
     ]
 
 
+def test_why_a_batch_waits_is_said_while_nothing_is_done(capsys) -> None:
+    lines = Lines()
+    for state, reason in (
+        (batch("in_progress", 0, 0, 4), "2 batches ahead"),
+        (batch("in_progress", 0, 0, 4), "2 batches ahead"),
+        (batch("in_progress", 0, 0, 4), "1 batch ahead"),
+        (batch("in_progress", 1, 0, 4), None),
+        (batch("completed", 4, 0, 4), "1 batch ahead"),
+    ):
+        lines.show(Batch.construct(**state.to_dict(), nightshift={"reason": reason}))
+    assert capsys.readouterr().out.splitlines() == [
+        "batch_1 in_progress: 0/4 lines, 0 failed, 2 batches ahead",
+        "batch_1 in_progress: 0/4 lines, 0 failed, 1 batch ahead",
+        "batch_1 in_progress: 1/4 lines, 0 failed",
+        "batch_1 completed: 4/4 lines, 0 failed",
+    ]
+
+
 def test_the_bar_ends_on_the_last_counts() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
     with Bar(console) as bar:

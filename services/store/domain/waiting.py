@@ -1,0 +1,65 @@
+"""What a batch waits for, in words for people."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from services.store.domain.state import BatchStatus
+
+MOST_AHEAD: Final = 1_000
+"""Batches ahead are counted up to this many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """What is known of a pool's executors. None: not heard of lately."""
+
+    id: str
+    alive: int | None
+    ready: int | None
+    engine_revision: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """See `BatchExplanation`; None where there is nothing to say."""
+
+    pool: str | None = None
+    queue_position: int | None = None
+    executors: int | None = None
+    reason: str | None = None
+    engine_revision: str | None = None
+
+
+NOTHING: Final = Explanation()
+
+
+def explain(status: BatchStatus, pool: Pool | None, ahead: int) -> Explanation:
+    """Say what a batch waits for.
+
+    Args:
+        status: its status.
+        pool: the pool of its lines; None until validated.
+        ahead: batches of the pool before it that have lines to hand out, at most `MOST_AHEAD`.
+    """
+    if pool is None:
+        return NOTHING
+    runs = status == BatchStatus.IN_PROGRESS
+    return Explanation(
+        pool=pool.id,
+        queue_position=ahead if runs else None,
+        executors=pool.ready if runs else None,
+        reason=_reason(pool, ahead) if runs else None,
+        engine_revision=pool.engine_revision,
+    )
+
+
+def _reason(pool: Pool, ahead: int) -> str | None:
+    if pool.alive == 0:
+        return f"no executor of pool {pool.id} is alive"
+    if pool.ready == 0:
+        return f"no engine of pool {pool.id} is ready"
+    if not ahead:
+        return None
+    if ahead >= MOST_AHEAD:
+        return f"{MOST_AHEAD} or more batches ahead"
+    return f"{ahead} {'batch' if ahead == 1 else 'batches'} ahead"

@@ -1,0 +1,47 @@
+"""What a batch waits for, in words."""
+
+import pytest
+
+from services.store.domain.state import TERMINAL, BatchStatus
+from services.store.domain.waiting import MOST_AHEAD, NOTHING, Pool, explain
+
+pytestmark = pytest.mark.unit
+
+RUNS = BatchStatus.IN_PROGRESS
+
+
+def pool(alive: int | None = 2, ready: int | None = 2) -> Pool:
+    return Pool(id="p", alive=alive, ready=ready, engine_revision="r")
+
+
+@pytest.mark.parametrize(
+    ("alive", "ready", "ahead", "reason"),
+    [
+        (2, 2, 0, None),
+        (0, 0, 0, "no executor of pool p is alive"),
+        (0, 0, 7, "no executor of pool p is alive"),
+        (1, 0, 0, "no engine of pool p is ready"),
+        (2, 1, 1, "1 batch ahead"),
+        (2, 1, 2, "2 batches ahead"),
+        (2, 1, MOST_AHEAD, "1000 or more batches ahead"),
+        (None, None, 0, None),
+        (None, None, 3, "3 batches ahead"),
+    ],
+)
+def test_why_a_running_batch_waits(
+    alive: int | None, ready: int | None, ahead: int, reason: str | None
+) -> None:
+    said = explain(RUNS, pool(alive, ready), ahead)
+    assert (said.pool, said.queue_position, said.executors) == ("p", ahead, ready)
+    assert (said.reason, said.engine_revision) == (reason, "r")
+
+
+def test_before_it_is_validated_there_is_nothing_to_say() -> None:
+    assert explain(BatchStatus.VALIDATING, None, 0) == NOTHING
+
+
+@pytest.mark.parametrize("status", [*TERMINAL, BatchStatus.CANCELLING, BatchStatus.FINALIZING])
+def test_what_runs_no_more_waits_for_nothing(status: BatchStatus) -> None:
+    said = explain(status, pool(0, 0), 5)
+    assert (said.pool, said.engine_revision) == ("p", "r")
+    assert (said.queue_position, said.executors, said.reason) == (None, None, None)
