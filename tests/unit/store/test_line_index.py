@@ -2,7 +2,6 @@
 
 import itertools
 import json
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from services.store.domain import line_index, names
 from services.store.domain.line_index import ANOTHER, IndexFormatError, LineIndex, LineIndexer
 from services.store.domain.shape import Shape, refusal
 from tests.kit.jsonl_files import CHAT, MAX_LINE, files
+from tests.kit.plain_lines import plain
 
 pytestmark = pytest.mark.unit
 
@@ -36,57 +36,6 @@ def index_of(*feeds: bytes, max_lines: int = MAX_LINES, max_line_bytes: int = 10
 
 
 # --- the plain parser ----------------------------------------------------------------------------
-
-
-@dataclass
-class Plain:
-    """(offset, length, physical line, parsed value or name of the fault) of each request."""
-
-    requests: list[tuple[int, int, int, Any]] = field(default_factory=list)
-
-
-def strict(text: bytes) -> Any:
-    """Python's own parser, made strict."""
-
-    def refuse(constant: str) -> Any:
-        raise ValueError(constant)
-
-    def finite(number: str) -> float:
-        value = float(number)
-        if value in (float("inf"), float("-inf")):
-            raise ValueError(number)
-        return value
-
-    decoded = text.decode("utf-8")
-    value = json.loads(decoded, parse_constant=refuse, parse_float=finite)
-    # Lone surrogates pass Python's parser as escapes; they cannot be encoded again.
-    json.dumps(value, ensure_ascii=False).encode("utf-8")
-    return value
-
-
-def plain(data: bytes, max_line_bytes: int) -> Plain:
-    found = Plain()
-    offset = 0
-    lines = data.split(b"\n")
-    if lines[-1] == b"":
-        lines.pop()
-    for number, raw in enumerate(lines, start=1):
-        bom = 3 if number == 1 and raw[:3] == b"\xef\xbb\xbf" else 0
-        text = raw[bom:-1] if raw[bom:][-1:] == b"\r" else raw[bom:]
-        if len(text) > max_line_bytes:
-            found.requests.append((offset, len(raw), number, "too long"))
-        elif text.strip():
-            try:
-                value = strict(text)
-            except UnicodeDecodeError:
-                value = "not utf-8"
-            except (ValueError, RecursionError):
-                value = "not json"
-            else:
-                value = [value]
-            found.requests.append((offset + bom, len(text), number, value))
-        offset += len(raw) + 1
-    return found
 
 
 def plain_flags(value: Any) -> int:
