@@ -14,7 +14,7 @@ from services.kit.settings import ServiceSettings, SettingsError
 pytestmark = pytest.mark.unit
 
 MOST_SETTINGS = 16
-"""Few enough to know; one more than the rule, as the contract alone names seven of the store's."""
+"""Few enough to know; one more than the rule, as the contract alone names six of the store's."""
 
 
 class PlantSettings(ServiceSettings):
