@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import hashlib
+import itertools
 import json
 import re
 from pathlib import Path
@@ -11,10 +12,24 @@ from typing import Any, Final
 import pytest
 from openai import AsyncOpenAI
 
-from tests.kit.batches import ENDED, Json, Watch, answer_to, chat, chats, ended, jsonl, submit
+from tests.kit.batches import (
+    ENDED,
+    Json,
+    Watch,
+    answer_to,
+    chat,
+    chats,
+    create,
+    ended,
+    ids,
+    jsonl,
+    outcome,
+    submit,
+)
 from tests.kit.node_client import NodeClient, node
 from tests.kit.tcp_proxy import TcpProxy
 from tests.kit.up import RunningUp
+from tests.kit.webhook_receiver import running_receiver
 
 __all__ = ["node"]
 
@@ -265,3 +280,60 @@ async def test_wait_for_processing(node: NodeClient, system: RunningUp) -> None:
     assert found["file"]["status"] == "processed"
     # It sleeps 5 s before it asks again; a file left at `uploaded` would cost that.
     assert asyncio.get_running_loop().time() - began < 4
+
+
+# contract: 91, 92
+async def test_parts_sent_at_once_follow_the_order_of_completion(
+    node: NodeClient, system: RunningUp, openai_client: AsyncOpenAI
+) -> None:
+    lines = chats(40)
+    content = jsonl(lines)
+    # Cut anywhere, in the middle of lines, and sent in another order.
+    edges = [0, 1, 700, 701, 2_345, len(content) - 1, len(content)]
+    parts = [content[start:end] for start, end in itertools.pairwise(edges)]
+    order = [3, 0, 5, 1, 4, 2]
+    found = await node.do(
+        "upload_parts",
+        base_url=system.base_url,
+        filename="in parts.jsonl",
+        purpose="batch",
+        parts=[in_base64(parts[index]) for index in order],
+        order=[order.index(index) for index in range(len(parts))],
+    )
+    assert (found["upload"]["status"], found["upload"]["file"]) == ("pending", None)
+    assert {part["object"] for part in found["parts"]} == {"upload.part"}
+    completed = found["completed"]
+    assert completed["status"] == "completed"
+    assert completed["file"]["bytes"] == len(content)
+    assert completed["file"]["filename"] == "in parts.jsonl"
+    assert found["sha256"] == hashlib.sha256(content).hexdigest()
+    done = await ended(openai_client, await create(openai_client, completed["file"]["id"]))
+    assert (await outcome(openai_client, done, ids(lines))).counts == (40, 40, 0)
+
+
+# contract: 100
+async def test_a_delivery_unwraps(node: NodeClient, openai_client: AsyncOpenAI) -> None:
+    types = ["batch.completed", "batch.failed"]
+    async with running_receiver() as receiver:
+        endpoint = await openai_client.webhooks.create(
+            event_types=types, name="for node", url=f"{receiver.url}/node"
+        )
+        good = await ended(openai_client, await submit(openai_client, chats(1)))
+        bad = await ended(openai_client, await submit(openai_client, [chat("same"), chat("same")]))
+        deliveries = await receiver.got(2)
+        await openai_client.webhooks.delete(endpoint.id)
+    events = {}
+    for delivery in deliveries:
+        given = {"body": delivery.body.decode(), "headers": dict(delivery.headers)}
+        found = await node.do("unwrap", **given, secret=endpoint.signing_secret)
+        assert found["event"] == json.loads(delivery.body)
+        events[found["event"]["data"]["id"]] = found["event"]
+        assert found["event"]["data"].keys() == {"id"}
+        other = await node.do("unwrap", **given, secret="whsec_" + "A" * 43 + "=")
+        assert other == {"refused": "InvalidWebhookSignatureError"}
+        tampered = given | {"body": given["body"].replace("completed", "cancelled") + " "}
+        assert "refused" in await node.do("unwrap", **tampered, secret=endpoint.signing_secret)
+    assert {batch_id: event["type"] for batch_id, event in events.items()} == {
+        good.id: "batch.completed",
+        bad.id: "batch.failed",
+    }
