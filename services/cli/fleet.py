@@ -95,7 +95,7 @@ class Fleet:
         }
         self._nats = self._child(
             "nats",
-            (str(_nats_server()), "--config", data.nats_config.name),
+            (str(nats_server()), "--config", data.nats_config.name),
             {},
             cwd=data.root,
         )
@@ -228,6 +228,11 @@ class Fleet:
             NIGHTSHIFT_EXECUTOR_MODELS=f"{model.name}={model.path}" if model.path else model.name,
             NIGHTSHIFT_EXECUTOR_POOL=model.name,
             NIGHTSHIFT_EXECUTOR_ENGINE_ARGS=model.engine_args,
+            **(
+                {}
+                if model.default_max_tokens is None
+                else {"NIGHTSHIFT_EXECUTOR_DEFAULT_MAX_TOKENS": str(model.default_max_tokens)}
+            ),
         )
 
     def _service(
@@ -321,7 +326,7 @@ def _executor_stop_seconds(environment: Mapping[str, str]) -> float:
     return drain + _ENGINE_END_SECONDS
 
 
-def _nats_server() -> Path:
+def nats_server() -> Path:
     """Return the broker's program, which a Python package put beside the interpreter's scripts.
 
     Raises:

@@ -43,12 +43,14 @@ class ModelPlan:
         name: what users ask for.
         path: folder or Hugging Face name; None where the engine needs none.
         engine_args: one string for the engine, unread.
+        default_max_tokens: generated for a line that does not say how many; None says nothing.
         gpus: for all its executors together; None leaves them to the even deal.
     """
 
     name: str
     path: str | None = None
     engine_args: str = ""
+    default_max_tokens: int | None = None
     gpus: tuple[str, ...] | None = None
 
 
@@ -120,9 +122,13 @@ def choose_engine(engine: str | None, models: Sequence[str]) -> str:
 
 
 def parse_models(
-    engine: str, models: Sequence[str], engine_args: Sequence[str], gpus: Sequence[str]
+    engine: str,
+    models: Sequence[str],
+    engine_args: Sequence[str],
+    gpus: Sequence[str],
+    default_max_tokens: Sequence[str] = (),
 ) -> tuple[ModelPlan, ...]:
-    """Read `--model`, `--engine-args` and `--gpus` together.
+    """Read `--model` and what is said of each model together.
 
     Raises:
         PlanError: a name twice or unknown, or a value that cannot be read.
@@ -135,11 +141,13 @@ def parse_models(
         pairs[name] = path
     args = _by_model("--engine-args", engine_args, pairs)
     devices = _by_model("--gpus", gpus, pairs)
+    tokens = _by_model("--default-max-tokens", default_max_tokens, pairs)
     return tuple(
         ModelPlan(
             name=name,
             path=path,
             engine_args=args.get(name, ""),
+            default_max_tokens=_parse_tokens(name, tokens[name]) if name in tokens else None,
             gpus=_parse_gpus(name, devices[name]) if name in devices else None,
         )
         for name, path in pairs.items()
@@ -183,6 +191,14 @@ def _by_model(option: str, values: Sequence[str], names: dict[str, str | None]) 
         except ValueError as error:
             raise PlanError(f"{option} {value!r}: {str(error).lower()}") from error
     return found
+
+
+def _parse_tokens(name: str, text: str) -> int:
+    if not re.fullmatch("[1-9][0-9]{0,8}", text):
+        raise PlanError(
+            f"--default-max-tokens takes 'NAME: 512', a whole number; not '{name}: {text}'"
+        )
+    return int(text)
 
 
 def _parse_gpus(name: str, text: str) -> tuple[str, ...]:

@@ -64,6 +64,12 @@ _log = log.get_logger(__name__)
     help="Arguments for NAME's engine, passed on unread.",
 )
 @click.option(
+    "--default-max-tokens",
+    metavar="'NAME: N'",
+    multiple=True,
+    help="Tokens that NAME generates for a line that does not say how many.",
+)
+@click.option(
     "--executors",
     type=click.IntRange(1, 64),
     default=1,
@@ -84,6 +90,7 @@ def up(
     engine: str | None,
     models: tuple[str, ...],
     engine_args: tuple[str, ...],
+    default_max_tokens: tuple[str, ...],
     executors: int,
     gpus: tuple[str, ...],
 ) -> None:
@@ -94,7 +101,9 @@ def up(
     """
     log.configure("up", os.environ.get("NIGHTSHIFT_LOG_LEVEL", "INFO"))
     try:
-        plan = _read_plan(listen, grpc, engine, models, engine_args, executors, gpus)
+        chosen = plans.choose_engine(engine, models)
+        read = plans.parse_models(chosen, models, engine_args, gpus, default_max_tokens)
+        plan = _read_plan(listen, grpc, chosen, read, executors)
     except PlanError as error:
         print(f"nightshift up: {error}", file=sys.stderr)
         sys.exit(2)
@@ -110,28 +119,25 @@ def up(
 def _read_plan(
     listen: str,
     grpc: str | None,
-    engine: str | None,
-    models: tuple[str, ...],
-    engine_args: tuple[str, ...],
+    engine: str,
+    models: tuple[plans.ModelPlan, ...],
     executors: int,
-    gpus: tuple[str, ...],
 ) -> Plan:
     rest = plans.parse_address("--listen", listen)
     public_grpc = plans.parse_address("--grpc", grpc) if grpc else None
-    chosen = plans.choose_engine(engine, models)
-    read = plans.parse_models(chosen, models, engine_args, gpus)
-    if chosen == plans.VLLM:
+    if engine == plans.VLLM:
         if importlib.util.find_spec("vllm") is None:
             raise PlanError("vLLM is not installed here; `make setup` installs it in .venv")
-        read = tuple(replace(model, path=_checked_path(model)) for model in read)
+        models = tuple(replace(model, path=_checked_path(model)) for model in models)
     # The simulated engine needs no GPU; one is named for it only to try the deal out.
-    visible = visible_gpus(os.environ) if chosen == plans.VLLM or gpus else ()
+    named = any(model.gpus is not None for model in models)
+    visible = visible_gpus(os.environ) if engine == plans.VLLM or named else ()
     return Plan(
-        engine=chosen,
+        engine=engine,
         listen=rest,
         grpc=public_grpc,
-        models=read,
-        executors=plans.deal_executors(read, executors, visible),
+        models=models,
+        executors=plans.deal_executors(models, executors, visible),
     )
 
 

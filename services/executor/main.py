@@ -29,7 +29,12 @@ def make_engine(settings: ExecutorSettings) -> Engine:
         from services.executor.engines.vllm import VllmEngine
 
         name, path = next(iter(settings.model_paths.items()))
-        return VllmEngine(model=path, served_name=name, engine_args=settings.engine_arguments)
+        return VllmEngine(
+            model=path,
+            served_name=name,
+            engine_args=settings.engine_arguments,
+            default_max_tokens=settings.default_max_tokens,
+        )
     from services.executor.engines.simulated import SimulatedEngine
 
     if settings.engine_arguments:

@@ -34,6 +34,8 @@ class ExecutorSettings(ServiceSettings):
     """Name of the pool; empty for the first model's."""
     engine_args: str = ""
     """Goes to the engine unread, split as a shell would."""
+    default_max_tokens: int | None = Field(None, gt=0)
+    """Tokens generated for a line that does not say how many; None leaves it to the engine."""
     listen: str = "127.0.0.1:0"
     """Where health is asked for; port 0 picks a free one."""
     metrics_listen: str = ""

@@ -48,7 +48,11 @@ def engine_processes() -> list[psutil.Process]:
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def subject(tiny_model: Path) -> AsyncIterator[Subject]:
     engine = VllmEngine(
-        model=str(tiny_model), served_name="tiny", engine_args=["--max-num-seqs", str(SEATS)]
+        model=str(tiny_model),
+        served_name="tiny",
+        engine_args=["--max-num-seqs", str(SEATS)],
+        # More than the model's context: a default is never a reason to refuse.
+        default_max_tokens=10 * CONTEXT_LENGTH,
     )
     await engine.start()
 
@@ -87,6 +91,14 @@ class TestVllm(EngineContract):
         assert [getattr(answer, "status", answer) for answer in answers] == [200] * len(bodies)
         usage = [answer.usage for answer in answers if isinstance(answer, EngineResponse)]
         assert sum(counts.input_tokens for counts in usage) > 4 * 4_096
+
+    async def test_a_default_beyond_the_context_ends_with_it(self, subject: Subject) -> None:
+        for asked in ({}, {"max_completion_tokens": 3}):
+            body = subject.chat(max_tokens=None, ignore_eos=True, **asked)
+            response = await subject.engine.submit(subject.request(body))
+            usage = response.usage
+            most = asked.get("max_completion_tokens", CONTEXT_LENGTH - usage.input_tokens)
+            assert (response.status, usage.output_tokens) == (200, most)
 
     async def test_counts_cached_tokens(self, subject: Subject) -> None:
         prefix = "a batch of requests waits for the night " * 60

@@ -210,7 +210,7 @@ def test_two_models_are_known_at_once_and_get_executors_each(tmp_path: Path) -> 
     arguments = ["--engine", "simulated", "--model", "a", "--model", "b=x", "--executors", "2"]
     with running_up(
         tmp_path / "data",
-        [*arguments, "--gpus", "a: 2,3", "--gpus", "b: 0,1"],
+        [*arguments, "--gpus", "a: 2,3", "--gpus", "b: 0,1", "--default-max-tokens", "b: 7"],
         {"CUDA_VISIBLE_DEVICES": "0,1,2,3"},
     ) as up:
         models = openai.OpenAI(base_url=up.base_url, api_key="x").models.list()
@@ -223,6 +223,8 @@ def test_two_models_are_known_at_once_and_get_executors_each(tmp_path: Path) -> 
             pairs = Path(f"/proc/{pid}/environ").read_text().split("\0")
             variables = dict(pair.split("=", 1) for pair in pairs if pair)
             seen.append((variables["NIGHTSHIFT_EXECUTOR_POOL"], variables["CUDA_VISIBLE_DEVICES"]))
+            tokens = variables.get("NIGHTSHIFT_EXECUTOR_DEFAULT_MAX_TOKENS")
+            assert tokens == ("7" if seen[-1][0] == "b" else None)
         assert seen == [("a", "2"), ("a", "3"), ("b", "0"), ("b", "1")]
 
 

@@ -9,7 +9,13 @@ from typing import Any
 
 import orjson
 
-from services.executor.engines.base import EngineRequest, EngineResponse, refusal
+from services.executor.engines.base import (
+    CHAT_COMPLETIONS,
+    COMPLETIONS,
+    EngineRequest,
+    EngineResponse,
+    refusal,
+)
 
 DROPPED = frozenset(
     {
@@ -39,6 +45,9 @@ _TEMPLATE_ARGUMENTS = frozenset(
 )
 """Arguments of the template renderer itself, which no `chat_template_kwargs` may replace."""
 
+_GENERATES = (CHAT_COMPLETIONS, COMPLETIONS)
+_TOKEN_LIMITS = ("max_tokens", "max_completion_tokens")
+
 _PLAIN = (str, int, float, bool, type(None))
 _MEDIA_KEYS = ("image_url", "audio_url", "video_url", "file_url")
 
@@ -51,8 +60,13 @@ class BodyRefused(Exception):
         self.response: EngineResponse = refusal(message, param=param)
 
 
-def guarded_body(request: EngineRequest) -> dict[str, Any]:
+def guarded_body(
+    request: EngineRequest, *, default_max_tokens: int | None = None
+) -> dict[str, Any]:
     """The request's body as an engine may see it, with our model name and request id.
+
+    `default_max_tokens`: what a body that asks for tokens, and does not say how many, gets; None
+    leaves it to the engine.
 
     Raises `BodyRefused` where it is no strict JSON object or names media by other than
     `data:` addresses.
@@ -71,6 +85,12 @@ def guarded_body(request: EngineRequest) -> dict[str, Any]:
         guarded["model"] = request.model
     if "chat_template_kwargs" in guarded:
         guarded["chat_template_kwargs"] = _template_arguments(guarded["chat_template_kwargs"])
+    if (
+        default_max_tokens is not None
+        and request.endpoint in _GENERATES
+        and all(guarded.get(name) is None for name in _TOKEN_LIMITS)
+    ):
+        guarded["max_tokens"] = default_max_tokens
     for name in ("messages", "input"):
         _refuse_foreign_media(guarded.get(name), name)
     return guarded

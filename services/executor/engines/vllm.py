@@ -36,7 +36,7 @@ class VllmEngine:
     """One vLLM engine; its processes are children of this one.
 
     `model` is a folder or a Hugging Face name, `served_name` what users call it, `engine_args`
-    go to vLLM unread.
+    go to vLLM unread. `default_max_tokens` is what a line generates that does not say how many.
     """
 
     name = "vllm"
@@ -47,12 +47,15 @@ class VllmEngine:
         model: str,
         served_name: str,
         engine_args: Sequence[str] = (),
+        default_max_tokens: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.seats = 1  # known once started
         self.endpoints: frozenset[str] = frozenset()
         self.context_length: int | None = None
-        self.revision = vllm_api.revision_of(model, engine_args)
+        ours = [] if default_max_tokens is None else [f"default_max_tokens={default_max_tokens}"]
+        self.revision = vllm_api.revision_of(model, [*engine_args, *ours])
+        self._default_max_tokens = default_max_tokens
         self._model = model
         self._served_name = served_name
         self._engine_args = list(engine_args)
@@ -173,7 +176,8 @@ class VllmEngine:
         if served is None:
             return refusal(f"This model does not serve {request.endpoint}.", param="model")
         try:
-            answer = await served.call(served.validate(guarded_body(request)))
+            body = guarded_body(request, default_max_tokens=self._tokens())
+            answer = await served.call(served.validate(body))
         except BodyRefused as refused:
             return refused.response
         except Exception as error:
@@ -186,6 +190,12 @@ class VllmEngine:
         if response.status >= 500:
             self.check_health()
         return response
+
+    def _tokens(self) -> int | None:
+        """The default as far as the model goes: vLLM refuses what is longer than its context."""
+        if self._default_max_tokens is None or self.context_length is None:
+            return self._default_max_tokens
+        return min(self._default_max_tokens, self.context_length)
 
     def _leave(
         self, request_id: str, task: asyncio.Task[None], future: asyncio.Future[Any]

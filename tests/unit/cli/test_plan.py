@@ -194,3 +194,19 @@ def test_named_gpus_must_divide_too() -> None:
 def test_gpus_that_cannot_be_read_are_refused(text: str) -> None:
     with pytest.raises(PlanError, match="--gpus"):
         parse_models("vllm", ["a=/x"], [], [text])
+
+
+def test_tokens_are_said_for_each_model() -> None:
+    models = parse_models("simulated", ["a", "b"], [], [], ["b: 512"])
+    assert [model.default_max_tokens for model in models] == [None, 512]
+
+
+@pytest.mark.parametrize("text", ["a: many", "a: 0", "a: -1", "a: 1.5", "a:", "a: 9999999999"])
+def test_tokens_are_a_whole_number(text: str) -> None:
+    with pytest.raises(PlanError, match="'NAME: 512'"):
+        parse_models("simulated", ["a"], [], [], [text])
+
+
+def test_tokens_of_no_model() -> None:
+    with pytest.raises(PlanError, match="NAME one of a"):
+        parse_models("simulated", ["a"], [], [], ["b: 5"])

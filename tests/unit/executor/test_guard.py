@@ -5,7 +5,12 @@ from typing import Any
 import orjson
 import pytest
 
-from services.executor.engines.base import CHAT_COMPLETIONS, EngineRequest
+from services.executor.engines.base import (
+    CHAT_COMPLETIONS,
+    COMPLETIONS,
+    EMBEDDINGS,
+    EngineRequest,
+)
 from services.executor.engines.guard import DROPPED, BodyRefused, guarded_body
 from tests.kit.engine_contract import assert_envelope
 
@@ -75,3 +80,23 @@ def test_what_is_no_object_of_strict_json_is_refused(raw: bytes) -> None:
     with pytest.raises(BodyRefused) as refused:
         guarded(raw)
     assert_envelope(refused.value.response)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body", "tokens"),
+    [
+        (CHAT_COMPLETIONS, {}, 512),
+        (COMPLETIONS, {}, 512),
+        (CHAT_COMPLETIONS, {"max_tokens": None, "max_completion_tokens": None}, 512),
+        (CHAT_COMPLETIONS, {"max_tokens": 7}, 7),
+        (CHAT_COMPLETIONS, {"max_completion_tokens": 7}, None),
+        (CHAT_COMPLETIONS, {"max_tokens": "many"}, "many"),
+        (EMBEDDINGS, {}, None),
+    ],
+)
+def test_a_line_that_does_not_say_how_many_gets_the_pools_tokens(
+    endpoint: str, body: dict[str, Any], tokens: object
+) -> None:
+    request = EngineRequest(endpoint, "served", orjson.dumps(body), "b" * 32, 1)
+    assert guarded_body(request, default_max_tokens=512).get("max_tokens") == tokens
+    assert guarded_body(request).get("max_tokens") == body.get("max_tokens")
