@@ -48,6 +48,9 @@ IDS_VARIABLE: Final = "NIGHTSHIFT_FUZZ_IDS"
 UNENDING: Final = ("watchBatch",)
 """Its answer is a stream that lasts as long as the batch."""
 
+UPLOADS: Final = 16
+"""Each can be completed once."""
+
 OVER_SECONDS: Final = 90.0
 """What a run may take beyond its time: to load the description, and to narrow down a failure."""
 
@@ -63,7 +66,9 @@ class Found:
 @contextmanager
 def fuzzed_system(data: Path) -> Iterator[tuple[RunningUp, dict[str, list[str]]]]:
     """Run a system with files and batches in several states; yields it and their ids."""
-    with running_up(data) as running:
+    # Endpoints may be made, and all that is sent to them goes to a port where nobody listens.
+    environment = {"NIGHTSHIFT_STORE_WEBHOOKS_ALLOW_PRIVATE": "true"}
+    with running_up(data, environment=environment) as running:
         yield running, _objects(running)
 
 
@@ -89,12 +94,28 @@ def _objects(running: RunningUp) -> dict[str, list[str]]:
             assert time.monotonic() < deadline, "the first batch does not end"
             time.sleep(0.05)
         outputs = [file.id for file in client.files.list(purpose="batch_output")]
+        uploads, parts = _uploads(client)
     return {
+        "upload_id": uploads,
+        "part_ids": parts,
         "batch_id": [batch.id for batch in batches],
         "file_id": [*inputs, *outputs],
         "input_file_id": inputs,
         "model_id": ["simulated"],
     }
+
+
+def _uploads(client: OpenAI) -> tuple[list[str], list[str]]:
+    """Return uploads that wait to be completed, and the one part of each."""
+    content = jsonl(chats(1))
+    uploads = [
+        client.uploads.create(
+            bytes=len(content), filename="in.jsonl", mime_type="text/plain", purpose="batch"
+        ).id
+        for _ in range(UPLOADS)
+    ]
+    parts = [client.uploads.parts.create(each, data=("part", content)).id for each in uploads]
+    return uploads, parts
 
 
 def fuzz(url: str, ids: dict[str, list[str]], seconds: float, seed: int) -> Found:

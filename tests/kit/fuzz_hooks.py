@@ -2,7 +2,8 @@
 
 Ids made up by a generator are unknown ones; half of them are replaced by those of
 `NIGHTSHIFT_FUZZ_IDS`, a JSON object of lists by the parameter's name, so that the routes behind
-them are reached, too. No webhook leads off this machine.
+them are reached, too. An upload's part stands in `part_ids` where the upload stands in
+`upload_id`. No webhook leads off this machine.
 """
 
 import json
@@ -12,7 +13,7 @@ from typing import Any, Final
 
 import schemathesis
 
-NOWHERE: Final = "https://127.0.0.1:9/webhook"
+NOWHERE: Final = "http://127.0.0.1:9/webhook"
 
 _IDS: Final[dict[str, list[str]]] = json.loads(os.environ.get("NIGHTSHIFT_FUZZ_IDS", "{}"))
 _CHANCE: Final = random.Random(0)
@@ -24,6 +25,13 @@ def _or_known(name: str, value: Any) -> Any:
     return value
 
 
+def _parts(path: Any, value: Any) -> Any:
+    upload = path.get("upload_id") if isinstance(path, dict) else None
+    if upload in _IDS.get("upload_id", ()):
+        return [_IDS["part_ids"][_IDS["upload_id"].index(upload)]]
+    return value
+
+
 @schemathesis.hook
 def before_call(context: Any, case: Any, kwargs: Any) -> None:
     """Change a request before it is sent."""
@@ -32,7 +40,12 @@ def before_call(context: Any, case: Any, kwargs: Any) -> None:
             case.path_parameters[name] = _or_known(name, value)
     if isinstance(case.body, dict):
         for name, value in case.body.items():
-            case.body[name] = NOWHERE if name == "url" else _or_known(name, value)
+            if name == "part_ids":
+                case.body[name] = _parts(case.path_parameters, value)
+            elif name == "url":
+                case.body[name] = NOWHERE
+            else:
+                case.body[name] = _or_known(name, value)
 
 
 __all__ = ["before_call"]

@@ -24,6 +24,9 @@ from services.kit.errors import (
 MAX_JSON_BYTES: Final = 1024 * 1024
 """Largest JSON body; a batch's own data travels as a file."""
 
+JSON_SECONDS: Final = 120.0
+"""By when a JSON body is there, so that a client that drips does not hold its connection."""
+
 Handler = Callable[[Request, Caller], Awaitable[Response]]
 Page = Callable[[Request], Awaitable[Response]]
 
@@ -132,11 +135,18 @@ async def read_body(request: Request, *, maximum: int = MAX_JSON_BYTES) -> bytes
 
     Raises:
         TooLargeError: it has more than `maximum` bytes.
+        InvalidRequestError: it takes too long.
         UnsupportedMediaError: it is compressed.
     """
     body = bytearray()
-    async for chunk in body_chunks(request):
-        body += chunk
-        if len(body) > maximum:
-            raise TooLargeError(f"A JSON body may have at most {maximum} bytes.")
+    try:
+        async with asyncio.timeout(JSON_SECONDS):
+            async for chunk in body_chunks(request):
+                body += chunk
+                if len(body) > maximum:
+                    raise TooLargeError(f"A JSON body may have at most {maximum} bytes.")
+    except TimeoutError:
+        raise InvalidRequestError(
+            f"The body was not there within {JSON_SECONDS:.0f} seconds; send it again."
+        ) from None
     return bytes(body)

@@ -238,6 +238,28 @@ async def test_request_that_is_not_told_is_not_waited_for(
         assert got.count(b"200 OK") == start.count(b"\r\n\r\n")
 
 
+async def test_a_body_that_drips_is_given_up(
+    gateway: Listening, store: ScriptedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.gateway.routes.resource.JSON_SECONDS", 0.5)
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.http_port)
+    writer.write(b"POST /v1/batches HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n")
+
+    async def drip() -> None:
+        while True:
+            writer.write(b" ")
+            await asyncio.sleep(0.02)
+
+    dripping = asyncio.create_task(drip())
+    try:
+        answer = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+    finally:
+        dripping.cancel()
+        writer.transport.abort()
+    assert b" 400 " in answer
+    assert store.calls == []
+
+
 async def test_operators_pages(http: httpx2.AsyncClient, store: ScriptedStore) -> None:
     assert (await http.get("/healthz")).json() == {"status": "ok"}
     assert (await http.get("/readyz")).json() == {"status": "ready"}
