@@ -100,7 +100,8 @@ async def kill_the_store_while_a_file_arrives(stage: Stage) -> None:
 
 async def order_through_kills(stage: Stage) -> None:
     """The earlier of two batches is served first, though broker, scheduler and store die."""
-    earlier, later = slow(512, 300, "earlier"), slow(128, 300, "later")
+    # More than an executor takes on in advance, so that the order is decided while it runs.
+    earlier, later = slow(2_400, 100, "earlier"), slow(300, 100, "later")
     first = await stage.submit(earlier)
     second = await stage.submit(later)
     await first.half_way()

@@ -22,6 +22,9 @@ EMBEDDINGS: Final = "/v1/embeddings"
 
 ENDED: Final = frozenset({"completed", "failed", "expired", "cancelled"})
 
+POLL_SECONDS: Final = 0.05
+"""Each poll takes some of the processor from what is waited for."""
+
 Json = dict[str, Any]
 
 _FORWARD: Final = {
@@ -163,7 +166,7 @@ class Watch:
             return await self.poll() is not None and (condition() or self.ended)
 
         try:
-            await eventually(met, within_seconds=within_seconds, every_seconds=0.02)
+            await eventually(met, within_seconds=within_seconds, every_seconds=POLL_SECONDS)
         except AssertionError as late:
             raise AssertionError(f"{late}; the batch: {self.batch}") from None
         assert condition(), f"it ended before: {self.batch}"
