@@ -1,0 +1,245 @@
+"""Batches that have not ended, against their input, their results, chunks and attempts.
+
+Each batch is looked at in one snapshot, so that it may run meanwhile.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any, Final, TypeVar
+
+import numpy as np
+import sqlalchemy as sa
+
+from services.kit.frames import RESULT_RECORD
+from services.store.checkup.blobs_check import Blobs, Claim, states
+from services.store.checkup.report import Kind
+from services.store.checkup.view import View
+from services.store.domain import statement
+from services.store.domain.batch_check import BatchFacts, row_faults
+from services.store.domain.chunk_check import (
+    AttemptFacts,
+    ChunkFacts,
+    attempt_faults,
+    chunk_faults,
+)
+from services.store.domain.fault import Fault, spoken
+from services.store.domain.result_check import Results, SegmentFacts, end_of
+from services.store.domain.state import TERMINAL
+from services.store.domain.statement import Sql
+from services.store.models import attempts, batches, bit_blocks, chunks, files, segments
+
+Row = sa.Row[Any]
+Facts = TypeVar("Facts")
+
+PAGE: Final = 200
+_SEGMENT_PAGE: Final = 64
+_BY_HAND: Final = "Stop nightshift, run the statement, and check again."
+_ENDED: Final = [status.value for status in TERMINAL]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kinds:
+    """Where what is found of open batches goes."""
+
+    batches: Kind
+    results: Kind
+    chunks: Kind
+    attempts: Kind
+
+
+def facts(kind: type[Facts], row: Row) -> Facts:
+    """Return a row as the values that are checked."""
+    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]  # all are dataclasses
+    return kind(**{name: getattr(row, name) for name in names})
+
+
+def ids(view: View, *, ended: bool) -> Iterator[list[str]]:
+    """Yield pages of ids of batches that have ended, or that have not, by order of creation."""
+    last = 0
+    where = batches.c.status.in_(_ENDED) if ended else batches.c.status.not_in(_ENDED)
+    while True:
+        with view.snapshot() as connection:
+            rows = connection.execute(
+                sa.select(batches.c.id, batches.c.seq)
+                .where(where, batches.c.seq > last)
+                .order_by(batches.c.seq)
+                .limit(PAGE)
+            ).all()
+        if not rows:
+            return
+        yield [row.id for row in rows]
+        last = rows[-1].seq
+
+
+class OpenBatches:
+    """Checks batches that have not ended."""
+
+    def __init__(self, view: View, blobs: Blobs, kinds: Kinds, *, deep: bool) -> None:
+        """Check batches of `view`; deep reads their results."""
+        self._view = view
+        self._blobs = blobs
+        self._kinds = kinds
+        self._deep = deep
+
+    def check(self) -> None:
+        """Check all of them."""
+        for page in ids(self._view, ended=False):
+            for batch_id in page:
+                self._check(batch_id)
+
+    def _check(self, batch_id: str) -> None:
+        kinds = self._kinds
+        with self._view.snapshot() as connection:
+            row = connection.execute(sa.select(batches).where(batches.c.id == batch_id)).one()
+            batch = facts(BatchFacts, row)
+            if batch.is_ended:
+                return
+            kinds.batches.count(batch.status)
+            kinds.batches.step()
+            kinds.batches.extend(row_faults(batch))
+            kinds.batches.extend(_input_faults(connection, batch, row))
+            results = Results(batch)
+            claims: list[Claim] = []
+            for segment in _segments(connection, batch_id):
+                kinds.results.count("segments")
+                kinds.results.step()
+                found = list(results.add(segment))
+                kinds.results.extend(found)
+                if segment.blob is not None and not found:
+                    claims.append(_segment_claim(batch, segment))
+            known = states(connection, [claim.name for claim in claims])
+            kinds.results.extend(results.faults(_blocks(connection, batch_id)))
+            done = results.done()
+            kinds.results.count("lines done", int(done.sum()))
+            its_chunks = _all(connection, ChunkFacts, chunks, batch_id, chunks.c.id)
+            kinds.chunks.count("open", sum(chunk.is_open for chunk in its_chunks))
+            kinds.chunks.count("done", sum(not chunk.is_open for chunk in its_chunks))
+            kinds.chunks.extend(chunk_faults(batch, its_chunks, done))
+            its_attempts = _all(connection, AttemptFacts, attempts, batch_id, attempts.c.token)
+            running = sum(attempt.closed_ms is None for attempt in its_attempts)
+            kinds.attempts.count("open", running)
+            kinds.attempts.count("closed", len(its_attempts) - running)
+            kinds.attempts.extend(attempt_faults(batch, its_chunks, its_attempts))
+        kinds.results.extend(self._blobs.faults(claims, known))
+        if self._deep:
+            self._check_payloads(batch_id)
+
+    # --- payloads ---------------------------------------------------------------------------------
+
+    def _check_payloads(self, batch_id: str) -> None:
+        """See that each result is one line; a segment at a time, as far as it is still there."""
+        with self._view.snapshot() as connection:
+            numbers = connection.scalars(
+                sa.select(segments.c.id).where(segments.c.batch_id == batch_id)
+            ).all()
+        for number in numbers:
+            with self._view.snapshot() as connection:
+                row = connection.execute(sa.select(segments).where(segments.c.id == number)).first()
+            if row is None or len(row.records) % RESULT_RECORD.itemsize:
+                continue
+            self._kinds.results.step()
+            records = np.frombuffer(row.records, RESULT_RECORD)
+            payload = row.payload
+            if row.blob is not None:
+                try:
+                    payload = self._view.read(row.blob, 0, end_of(records))
+                except FileNotFoundError:
+                    continue
+            self._kinds.results.extend(_payload_faults(batch_id, number, records, payload))
+
+
+def _payload_faults(
+    batch_id: str, number: int, records: "np.ndarray[Any, Any]", payload: bytes
+) -> Iterator[Fault]:
+    wrong = [
+        line
+        for line, offset, length in records[["line", "offset", "length"]].tolist()
+        if payload.find(b"\n", offset, offset + length) != offset + length - 1
+    ]
+    if wrong:
+        yield Fault(
+            subject=batch_id,
+            what=f"segment {number} of results is damaged: {spoken(wrong)} are not one line each",
+            mend="Stop nightshift, forget these results by the statement, and check again: it then "
+            "says how to let their lines run again.",
+            sql=statement.delete("segments", id=number),
+        )
+
+
+def _segments(connection: sa.Connection, batch_id: str) -> Iterator[SegmentFacts]:
+    last = 0
+    while True:
+        rows = connection.execute(
+            sa.select(
+                segments.c.id,
+                segments.c.version,
+                segments.c.first_line,
+                segments.c.last_line,
+                segments.c.records,
+                segments.c.blob,
+                sa.func.length(segments.c.payload).label("size"),
+            )
+            .where(segments.c.batch_id == batch_id, segments.c.id > last)
+            .order_by(segments.c.id)
+            .limit(_SEGMENT_PAGE)
+        ).all()
+        if not rows:
+            return
+        for row in rows:
+            yield facts(SegmentFacts, row)
+        last = rows[-1].id
+
+
+def _segment_claim(batch: BatchFacts, segment: SegmentFacts) -> Claim:
+    return Claim(
+        subject=batch.id,
+        role=f"the results of {spoken([segment.first_line, segment.last_line])}",
+        name=str(segment.blob),
+        project_id=batch.project_id,
+        least=end_of(np.frombuffer(segment.records, RESULT_RECORD)),
+        mend="stop nightshift, forget these results by the statement, and check again: it then "
+        "says how to let their lines run again.",
+        sql=statement.delete("segments", id=segment.id),
+    )
+
+
+def _blocks(connection: sa.Connection, batch_id: str) -> dict[int, bytes]:
+    rows = connection.execute(
+        sa.select(bit_blocks.c.block, bit_blocks.c.bits).where(bit_blocks.c.batch_id == batch_id)
+    )
+    return {row.block: row.bits for row in rows}
+
+
+def _all(
+    connection: sa.Connection, kind: type[Facts], table: sa.Table, batch_id: str, key: Any
+) -> list[Facts]:
+    columns = [table.c[field.name] for field in fields(kind)]  # type: ignore[arg-type]  # all are dataclasses
+    query = sa.select(*columns).where(table.c.batch_id == batch_id).order_by(key)
+    return [facts(kind, row) for row in connection.execute(query)]
+
+
+def _input_faults(connection: sa.Connection, batch: BatchFacts, row: Row) -> Iterator[Fault]:
+    """A batch that runs has the parts of its input file, which stay while it does."""
+    if batch.in_progress_at is None:
+        return
+    file = connection.execute(
+        sa.select(files.c.parts, files.c.index_blob, files.c.purged_at).where(
+            files.c.id == row.input_file_id
+        )
+    ).first()
+    if file is None or file.purged_at is not None:
+        yield Fault(
+            subject=batch.id,
+            what=f"runs on {row.input_file_id}, whose content was dropped",
+            mend="Cancel it: what is finished is in its output file. Upload the input again.",
+        )
+    elif (file.parts, file.index_blob) != (row.input_parts, row.index_blob):
+        yield Fault(
+            subject=batch.id,
+            what=f"names other blobs as its input than {row.input_file_id} has",
+            mend=_BY_HAND,
+            sql=batch.update(
+                input_parts=Sql("(SELECT parts FROM files WHERE files.id = input_file_id)"),
+                index_blob=Sql("(SELECT index_blob FROM files WHERE files.id = input_file_id)"),
+            ),
+        )
