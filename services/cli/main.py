@@ -19,6 +19,7 @@ _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "keys": ("services.cli.keys:keys", "Make, list and revoke API keys."),
     "webhooks": ("services.cli.webhooks:webhooks", "Have a server told when batches end."),
     "usage": ("services.cli.usage:usage", "Sum batches, lines and tokens by key."),
+    "doctor": ("services.cli.doctor:doctor", "Say what is amiss, here or in a data directory."),
 }
 _SERVICES: Final = ("gateway", "store", "scheduler", "executor")
 
