@@ -21,7 +21,7 @@ from services.cli.client import (
 from services.cli.progress import choose_display, counts_of, follow, print_json, reason_of
 from services.cli.table import local_time, print_table
 
-Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings"]
+Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="For programs: JSON lines.")
 

@@ -13,7 +13,12 @@ from services.kit.ids import is_public_id
 PURPOSES: Final = ("fine-tune", "assistants", "batch", "user_data", "vision", "evals")
 """Purposes that an upload may have, in the order in which OpenAI lists them."""
 
-ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
+ENDPOINTS: Final = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/responses",
+)
 """Endpoints that a batch may run on."""
 
 MIN_EXPIRY_SECONDS: Final = 3_600

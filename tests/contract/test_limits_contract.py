@@ -10,13 +10,18 @@ import pytest
 import pytest_asyncio
 from nats.aio.msg import Msg
 from openai import AsyncOpenAI
+from openai.types import Completion, CreateEmbeddingResponse
+from openai.types.responses import Response
+from pydantic import BaseModel
 
 from tests.contract.conftest import MAX_LINE_BYTES, NOBODY
 from tests.kit.batches import (
     COMPLETIONS,
     EMBEDDINGS,
+    RESPONSES,
     Json,
     Watch,
+    answer_to,
     chat,
     chats,
     create,
@@ -176,17 +181,38 @@ async def test_deleting_an_output_file_leaves_its_id(openai_client: AsyncOpenAI)
         await client.files.content(done.output_file_id)
 
 
-async def test_one_line_of_each_endpoint(openai_client: AsyncOpenAI) -> None:
-    def line(url: str, **body: object) -> list[Json]:
-        return [request("a", {"model": "simulated", **body}, url)]
+# contract: 66, 67, 73
+@pytest.mark.parametrize(
+    ("url", "body", "shape"),
+    [
+        (COMPLETIONS, {"prompt": "night"}, Completion),
+        (EMBEDDINGS, {"input": "night"}, CreateEmbeddingResponse),
+        (RESPONSES, {"input": "night"}, Response),
+    ],
+)
+async def test_one_line_of_each_endpoint(
+    openai_client: AsyncOpenAI, url: str, body: Json, shape: type[BaseModel]
+) -> None:
+    lines = [request("a", {"model": "simulated", **body}, url)]
+    found = await run(openai_client, lines, endpoint=url)
+    assert found.counts == (1, 1, 0)
+    assert found.batch.endpoint == url
+    answer = shape.model_validate(found.output[0]["response"]["body"])
+    if isinstance(answer, Response):
+        assert answer.output_text == answer_to("night")
 
-    for url, lines in (
-        (COMPLETIONS, line(COMPLETIONS, prompt="night")),
-        (EMBEDDINGS, line(EMBEDDINGS, input="night")),
-    ):
-        found = await run(openai_client, lines, endpoint=url)
-        assert found.counts == (1, 1, 0)
-        assert found.batch.endpoint == url
+    # What is checked before it runs, by the same table as for chat.
+    faulty = [
+        request("a", {"model": "simulated"}, url),
+        request("b", {"model": "simulated", **body, "stream": True}, url),
+    ]
+    done = await ended(openai_client, await submit(openai_client, faulty, endpoint=url))
+    assert done.errors is not None
+    [field] = body
+    assert [(e.line, e.code, e.param) for e in done.errors.data or []] == [
+        (1, "missing_required_parameter", f"body.{field}"),
+        (2, "streaming_unsupported", "body.stream"),
+    ]
 
 
 async def test_awkward_ids_and_names_do_not_leak_into_paths(

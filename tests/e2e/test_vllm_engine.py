@@ -14,6 +14,7 @@ from services.executor.engines.base import (
     CHAT_COMPLETIONS,
     COMPLETIONS,
     EMBEDDINGS,
+    RESPONSES,
     EngineRequest,
     EngineResponse,
     EngineStartError,
@@ -79,7 +80,7 @@ class TestVllm(EngineContract):
     async def test_tells_seats_context_and_endpoints(self, subject: Subject) -> None:
         assert subject.engine.seats == SEATS
         assert subject.engine.context_length == CONTEXT_LENGTH
-        assert subject.engine.endpoints == {CHAT_COMPLETIONS, COMPLETIONS}
+        assert subject.engine.endpoints == {CHAT_COMPLETIONS, COMPLETIONS, RESPONSES}
 
     async def test_a_seeded_prompt_longer_than_a_step_does_not_kill(self, subject: Subject) -> None:
         # With chunked prefill, vLLM 0.32 on a CPU dies of these.
@@ -144,6 +145,24 @@ class TestVllm(EngineContract):
         media = [{"type": "image_url", "image_url": {"url": "http://localhost/x.png"}}]
         body = {"model": "tiny", "messages": [{"role": "user", "content": media}]}
         assert "data:" in (await refused(body))["message"]
+
+    async def test_responses(self, subject: Subject) -> None:
+        body = {"model": "tiny", "input": "hello", "max_output_tokens": 32}
+        raw = orjson.dumps({**body, "store": True, "background": True})
+        said = []
+        for number in range(8):
+            request = EngineRequest(RESPONSES, "tiny", raw, f"{number:032x}", 1)
+            response = await subject.engine.submit(request)
+            assert response.status == 200, response.body
+            found = orjson.loads(response.body)
+            assert (found["object"], found["id"]) == ("response", f"resp_{number:032x}")
+            assert found["status"] in ("completed", "incomplete")
+            assert found["usage"]["output_tokens"] == response.usage.output_tokens > 0
+            said += [item["content"][0]["type"] for item in found["output"]]
+        # Its weights are random: some of its answers are no text at all.
+        assert set(said) == {"output_text"}
+        bad = subject.request({**body, "max_output_tokens": "many"}, RESPONSES)
+        assert_envelope(await subject.engine.submit(bad))
 
     async def test_refuses_models_and_endpoints_it_has_not(self, subject: Subject) -> None:
         raw = orjson.dumps(subject.chat())

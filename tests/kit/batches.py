@@ -19,6 +19,7 @@ from tests.kit.eventually import eventually
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
 EMBEDDINGS: Final = "/v1/embeddings"
+RESPONSES: Final = "/v1/responses"
 
 ENDED: Final = frozenset({"completed", "failed", "expired", "cancelled"})
 
@@ -316,8 +317,11 @@ def _check_usage(found: Outcome) -> None:
     usages = [line["response"]["body"].get("usage") or {} for line in found.output]
     usage = found.batch.usage
     assert usage is not None
-    assert usage.input_tokens == sum(each["prompt_tokens"] for each in usages)
-    assert usage.output_tokens == sum(each.get("completion_tokens", 0) for each in usages)
+    # The newest endpoint has names of its own.
+    taken = [each.get("prompt_tokens", each.get("input_tokens")) for each in usages]
+    given = [each.get("completion_tokens", each.get("output_tokens", 0)) for each in usages]
+    assert usage.input_tokens == sum(taken)
+    assert usage.output_tokens == sum(given)
     assert usage.total_tokens == usage.input_tokens + usage.output_tokens
 
 

@@ -64,6 +64,7 @@ REQUIRED: Final = {
     "/v1/chat/completions": "messages",
     "/v1/completions": "prompt",
     "/v1/embeddings": "input",
+    "/v1/responses": "input",
 }
 UNREADABLE: Final = {
     "too long": "line_too_long",

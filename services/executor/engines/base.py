@@ -19,6 +19,7 @@ import orjson
 CHAT_COMPLETIONS = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 EMBEDDINGS = "/v1/embeddings"
+RESPONSES = "/v1/responses"
 
 STALL_LIMIT_SECONDS = 60.0
 """An engine that has work and makes no step for this long is dead, whatever it says itself."""

@@ -12,6 +12,7 @@ import orjson
 from services.executor.engines.base import (
     CHAT_COMPLETIONS,
     COMPLETIONS,
+    RESPONSES,
     EngineRequest,
     EngineResponse,
     refusal,
@@ -19,6 +20,7 @@ from services.executor.engines.base import (
 
 DROPPED = frozenset(
     {
+        "background",
         "cache_salt",
         "chat_template",
         "data_parallel_rank",
@@ -31,6 +33,7 @@ DROPPED = frozenset(
         "priority",
         "prompt_embeds",
         "session_id",
+        "store",
         "stream",
         "stream_interval",
         "stream_options",
@@ -45,8 +48,12 @@ _TEMPLATE_ARGUMENTS = frozenset(
 )
 """Arguments of the template renderer itself, which no `chat_template_kwargs` may replace."""
 
-_GENERATES = (CHAT_COMPLETIONS, COMPLETIONS)
-_TOKEN_LIMITS = ("max_tokens", "max_completion_tokens")
+_TOKEN_LIMITS = {
+    CHAT_COMPLETIONS: ("max_tokens", "max_completion_tokens"),
+    COMPLETIONS: ("max_tokens", "max_completion_tokens"),
+    RESPONSES: ("max_output_tokens",),
+}
+"""By endpoint that generates, the fields that bound it; the default goes into the first."""
 
 _PLAIN = (str, int, float, bool, type(None))
 _MEDIA_KEYS = ("image_url", "audio_url", "video_url", "file_url")
@@ -85,15 +92,28 @@ def guarded_body(
         guarded["model"] = request.model
     if "chat_template_kwargs" in guarded:
         guarded["chat_template_kwargs"] = _template_arguments(guarded["chat_template_kwargs"])
-    if (
-        default_max_tokens is not None
-        and request.endpoint in _GENERATES
-        and all(guarded.get(name) is None for name in _TOKEN_LIMITS)
-    ):
-        guarded["max_tokens"] = default_max_tokens
+    if request.endpoint == RESPONSES:
+        _guard_response(guarded)
+    limits = _TOKEN_LIMITS.get(request.endpoint, ())
+    unlimited = bool(limits) and all(guarded.get(name) is None for name in limits)
+    if unlimited and default_max_tokens is not None:
+        guarded[limits[0]] = default_max_tokens
     for name in ("messages", "input"):
         _refuse_foreign_media(guarded.get(name), name)
     return guarded
+
+
+def _guard_response(body: dict[str, Any]) -> None:
+    """A response of a batch stands alone: it is kept nowhere and calls nothing but its caller."""
+    body["request_id"] = f"resp_{body['request_id']}"
+    body["store"] = False
+    for name in ("previous_response_id", "conversation", "prompt"):
+        if body.get(name) is not None:
+            raise BodyRefused(f"Invalid '{name}': nothing is kept that it could name.", name)
+    tools = body.get("tools")
+    for tool in tools if isinstance(tools, list) else ():
+        if not isinstance(tool, dict) or tool.get("type") != "function":
+            raise BodyRefused("Invalid 'tools': only functions of the caller's are taken.", "tools")
 
 
 def _template_arguments(value: object) -> dict[str, Any] | None:

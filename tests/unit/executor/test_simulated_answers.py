@@ -10,11 +10,13 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from openai.types.responses import Response
 
 from services.executor.engines.base import (
     CHAT_COMPLETIONS,
     COMPLETIONS,
     EMBEDDINGS,
+    RESPONSES,
     EngineRequest,
     EngineResponse,
     Usage,
@@ -142,6 +144,26 @@ def test_embeddings() -> None:
 
 
 @pytest.mark.parametrize(
+    "given",
+    [
+        "say it",
+        [{"role": "user", "content": "say it"}],
+        [
+            {"role": "developer", "content": "Be brief."},
+            {"role": "user", "content": [{"type": "input_text", "text": "say it"}]},
+        ],
+    ],
+)
+def test_responses(given: Any) -> None:
+    response = answer(request({"model": "m", "input": given}, RESPONSES), NOW)
+    body = Response.model_validate(body_of(response))
+    assert body.output_text == says("say it")
+    assert (body.status, body.model) == ("completed", "m")
+    assert body.usage is not None
+    assert body.usage.input_tokens == response.usage.input_tokens > 0
+
+
+@pytest.mark.parametrize(
     ("endpoint", "body"),
     [
         (COMPLETIONS, {"model": "m"}),
@@ -152,7 +174,11 @@ def test_embeddings() -> None:
         (EMBEDDINGS, {"model": "m", "input": [[]]}),
         (EMBEDDINGS, {"model": "m", "input": "x", "dimensions": 0}),
         (EMBEDDINGS, {"model": "m", "input": "x", "encoding_format": "hex"}),
-        ("/v1/responses", {"model": "m", "input": "x"}),
+        ("/v1/moderations", {"model": "m", "input": "x"}),
+        (RESPONSES, {"model": "m"}),
+        (RESPONSES, {"model": "m", "input": []}),
+        (RESPONSES, {"model": "m", "input": ["x"]}),
+        (RESPONSES, {"model": "m", "input": "x", "max_output_tokens": 0}),
         (CHAT_COMPLETIONS, {"messages": [{"role": "user", "content": "x"}]}),
         (CHAT_COMPLETIONS, chat(["x", 5])),
         (CHAT_COMPLETIONS, chat("x", max_tokens=100_001)),
