@@ -106,12 +106,13 @@ fuzz: setup-fast ## Hold every route against its description for MINUTES=10, wit
 	@$(BIN)/python -m tests.kit.fuzz --minutes '$(MINUTES)' $(ARGS)
 
 .PHONY: lint
-lint: setup-fast ## Style, types, import rules, wire
+lint: setup-fast ## Style, types, import rules, wire, the contract's numbers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/buf lint
+	$(BIN)/python tools/contract_numbers.py
 
 .PHONY: bench
 bench: setup ## Measure; prints one table
