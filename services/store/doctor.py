@@ -98,7 +98,9 @@ def _check_all(view: View, settings: StoreSettings, report: Report, *, deep: boo
     with report.kind("database") as kind:
         database_check.check(view, kind, deep=deep)
     with report.kind("secret") as kind:
-        rest_check.check_secret(settings.secret_file or settings.data_dir / "secret", kind)
+        # One that is given may have to be read by several users.
+        secret = settings.secret_file or settings.data_dir / "secret"
+        rest_check.check_secret(secret, kind, is_ours=settings.secret_file is None)
     with report.kind("blobs") as of_blobs:
         blobs.look(of_blobs)
         with report.kind("uploads") as kind:

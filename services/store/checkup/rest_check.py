@@ -212,21 +212,21 @@ def check_keys(view: View, kind: Kind) -> None:
             )
 
 
-def check_secret(file: Path, kind: Kind) -> None:
-    """Check that services can read their secret and others cannot."""
+def check_secret(file: Path, kind: Kind, *, is_ours: bool) -> None:
+    """Check that services can read their secret, and others cannot where the file `is_ours`."""
     try:
         found = file.stat()
     except FileNotFoundError:
         kind.note(f"there is no {file.name} yet: the next start makes one")
         return
     kind.count("there")
-    if found.st_mode & 0o077:
+    if is_ours and found.st_mode & 0o077:
         kind.add(
             Fault(
                 subject=file.name,
                 what=f"can be read by others: its mode is {found.st_mode & 0o777:o}",
-                mend=f"Run chmod 600 {file}; make a new one where others may have read it: delete "
-                "it while nothing runs.",
+                mend=f"Run chmod 600 {file}. Where others may have read it, delete it while "
+                "nothing runs: the next start makes another.",
             )
         )
     if not found.st_size:
@@ -234,6 +234,6 @@ def check_secret(file: Path, kind: Kind) -> None:
             Fault(
                 subject=file.name,
                 what="is empty, so that no service starts",
-                mend=f"Stop nightshift and run rm {file}: the next start makes one.",
+                mend=f"Delete {file} while nothing runs: the next start makes another.",
             )
         )

@@ -3,13 +3,16 @@
 import asyncio
 import os
 import shutil
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from services.store import doctor
 from services.store.doctor import CannotCheckError
 from services.store.domain.results import BLOCK_BYTES
+from services.store.settings import StoreSettings
 from tests.integration.store_work.harness import Store, running
 from tests.kit.data_at_rest import ENDED_LINES, OPEN_LINES, Data, check, make, rounds
 from tests.kit.store import chat_line, client_of, store_process
@@ -104,6 +107,27 @@ def test_a_store_that_was_killed_left_nothing_wrong_and_all_stays_as_it_is(tmp_p
     before = kept()
     assert check(root, deep=True).faults == []
     assert kept() == before
+
+
+def test_a_store_that_starts_meanwhile_is_noticed(data: Data) -> None:
+    said: list[dict[str, object]] = []
+    opened: list[sqlite3.Connection] = []
+
+    def write(each: dict[str, object]) -> None:
+        said.append(each)
+        if not opened:
+            opened.append(sqlite3.connect(data.root / "nightshift.db"))
+            opened[0].execute("UPDATE batches SET completed = 0 WHERE id = ?", (data.open_batch,))
+            opened[0].commit()
+
+    try:
+        assert doctor.check(StoreSettings(data_dir=data.root), write, deep=False) == 1
+    finally:
+        opened[0].close()
+    events = [each["event"] for each in said]
+    assert events.count("again") == 1
+    assert "fault" not in events[: events.index("again")]
+    assert "fault" in events[events.index("again") :]
 
 
 # --- damaged --------------------------------------------------------------------------------------
