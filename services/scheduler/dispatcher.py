@@ -16,7 +16,7 @@ from services.scheduler.domain.capacity import Capacity
 from services.scheduler.domain.chunker import Cut
 from services.scheduler.domain.decision import State, decide
 from services.scheduler.domain.policies.base import Policy
-from services.scheduler.domain.window import Window
+from services.scheduler.domain.window import Key, Window
 from services.scheduler.leader import Leader
 from services.scheduler.queues import Queues
 from services.scheduler.registry import Registry
@@ -82,7 +82,7 @@ class Dispatcher:
         # Slide before the next cut; slide even though no pool has room.
         self._stale = True
         self._overdue = True
-        self._barren: dict[BatchId, float] = {}
+        self._barren: dict[Key, float] = {}
 
     def note(self, event: dispatch_pb2.Event) -> None:
         """Let an event slide the window at the next turn, where it concerns it."""
@@ -156,23 +156,22 @@ class Dispatcher:
         self._ahead_ms = answer.now_ms - now * 1000
         self._pool_ids = answer.pool_ids
         self._barren = {
-            batch_id: since
-            for batch_id, since in self._barren.items()
-            if now - since < _BARREN_SECONDS
+            key: since for key, since in self._barren.items() if now - since < _BARREN_SECONDS
         }
-        self._window = answer.window.without(self._barren)
+        self._window = answer.window.without_keys(self._barren)
         _WINDOW.set(len(self._window))
 
     async def _cut(self, term: int, cuts: Sequence[Cut]) -> int:
         dispatches = await self._client.cut(term, cuts)
-        lines: Counter[BatchId] = Counter()
+        lines: Counter[Key] = Counter()
         for dispatch in dispatches:
-            lines[BatchId(dispatch.batch_id)] += dispatch.line_count
+            key = PoolId(dispatch.pool_id), BatchId(dispatch.batch_id)
+            lines[key] += dispatch.line_count
         self._window = self._window.advanced(lines)
-        barren = {cut.batch_id for cut in cuts} - lines.keys()
+        barren = {(cut.pool_id, cut.batch_id) for cut in cuts} - lines.keys()
         if barren:
             # The store knows better than this window what is open.
-            self._window = self._window.without(barren)
+            self._window = self._window.without_keys(barren)
             self._barren.update(dict.fromkeys(barren, self._clock.monotonic()))
         _WINDOW.set(len(self._window))
         return await self._queues.publish(term, dispatches)

@@ -96,7 +96,10 @@ class WorkClient:
             term=term,
             cuts=[
                 work_pb2.Cut(
-                    batch_id=each.batch_id, max_lines=each.max_lines, max_bytes=each.max_bytes
+                    batch_id=each.batch_id,
+                    pool_id=each.pool_id,
+                    max_lines=each.max_lines,
+                    max_bytes=each.max_bytes,
                 )
                 for each in cuts
             ],
@@ -158,6 +161,7 @@ def _batch_of(batch: work_pb2.WindowBatch) -> WindowBatch:
         lines_cut=batch.lines_cut,
         expires_at_ms=batch.expires_at_ms,
         line_bytes_mean=batch.line_bytes_mean,
+        several_models=batch.several_models,
     )
 
 

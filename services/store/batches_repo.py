@@ -13,9 +13,10 @@ import sqlalchemy as sa
 from protos.nightshift.v1 import dispatch_pb2
 from services.kit.errors import ConflictError, NotFoundError
 from services.kit.ids import BatchId, ProjectId
-from services.store import deliveries_repo, outbox
+from services.store import deliveries_repo, mixed_repo, outbox
 from services.store.context import next_seq
 from services.store.domain import state
+from services.store.domain.cutter import ModelLines
 from services.store.domain.state import BatchStatus
 from services.store.models import EXPIRY_WHERE, batches
 
@@ -48,6 +49,8 @@ class Input:
 
     model: str
     pool_id: str
+    #: With their pools; empty where there is one model.
+    models: Sequence[tuple[ModelLines, str]] = ()
     parts: Sequence[tuple[str, int]]
     index_blob: str
     lines: int
@@ -205,14 +208,18 @@ def start(connection: sa.Connection, row: Row, found: Input, now_ms: int) -> boo
         now_ms,
         model=found.model,
         pool_id=found.pool_id,
+        mixed=bool(found.models),
         input_parts=[list(part) for part in found.parts],
         index_blob=found.index_blob,
         lines_total=found.lines,
         input_bytes=found.bytes,
     )
+    if moved and found.models:
+        mixed_repo.insert(connection, row, found.models)
     if moved:
-        event = dispatch_pb2.Event(
-            kind=dispatch_pb2.EVENT_KIND_BATCH_READY, batch_id=row.id, pool_id=found.pool_id
-        )
-        outbox.emit(connection, event, ProjectId(row.project_id), now_ms)
+        for pool_id in sorted({found.pool_id, *(pool_id for _, pool_id in found.models)}):
+            event = dispatch_pb2.Event(
+                kind=dispatch_pb2.EVENT_KIND_BATCH_READY, batch_id=row.id, pool_id=pool_id
+            )
+            outbox.emit(connection, event, ProjectId(row.project_id), now_ms)
     return moved

@@ -43,6 +43,8 @@ def new_chunk(
     *,
     chunk_id: str,
     batch: Row,
+    pool_id: str,
+    model: str | None,
     lines: Sequence[Range],
     input_bytes: int,
     state: str,
@@ -51,12 +53,16 @@ def new_chunk(
     attempts: int = 0,
     deaths: int = 0,
 ) -> dict[str, object]:
-    """Return the values of a chunk's row; one that is `out` is in its first dispatch."""
+    """Return the values of a chunk's row; one that is `out` is in its first dispatch.
+
+    `model` is that of its lines in a batch of several, None in others.
+    """
     return {
         "id": chunk_id,
         "batch_id": batch.id,
         "project_id": batch.project_id,
-        "pool_id": batch.pool_id,
+        "pool_id": pool_id,
+        "model": model,
         "batch_seq": batch.seq,
         "lines": pack_ranges(lines),
         "first_line": lines[0][0],
@@ -114,7 +120,7 @@ _DISPATCHES: Final = (
     sa.select(
         chunks,
         batches.c.endpoint,
-        batches.c.model,
+        sa.func.coalesce(chunks.c.model, batches.c.model).label("model_name"),
         batches.c.expires_ms,
         batches.c.traceparent,
     )
@@ -140,7 +146,7 @@ def dispatches(connection: sa.Connection, chunk_ids: Sequence[str]) -> list[disp
             line_count=row.line_count,
             input_bytes=row.input_bytes,
             endpoint=row.endpoint,
-            model=row.model,
+            model=row.model_name,
             expires_at_ms=row.expires_ms,
             alone=row.alone,
             traceparent=row.traceparent,

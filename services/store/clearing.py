@@ -10,6 +10,7 @@ from services.store.domain.state import TERMINAL
 from services.store.models import (
     SEALED_WHERE,
     attempts,
+    batch_models,
     batches,
     bit_blocks,
     chunks,
@@ -52,7 +53,12 @@ def _step(connection: sa.Connection, batch_id: str, now_ms: int) -> None:
         connection.execute(segments.delete().where(segments.c.id.in_([row.id for row in found])))
         if len(found) == SEGMENTS_AT_ONCE:
             return
-    keys: tuple[sa.Column[Any], ...] = (attempts.c.token, chunks.c.id, bit_blocks.c.block)
+    keys: tuple[sa.Column[Any], ...] = (
+        attempts.c.token,
+        chunks.c.id,
+        bit_blocks.c.block,
+        batch_models.c.model,
+    )
     for key in keys:
         if _delete(connection, key, batch_id) == ROWS_AT_ONCE:
             return

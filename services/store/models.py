@@ -185,6 +185,8 @@ batches: Final = sa.Table(
     # Known from validation on; parts of its own, so that deleting the file is harmless.
     sa.Column("model", sa.String(512)),
     sa.Column("pool_id", sa.String(64)),
+    # Of several models: pool and model are the first one's, the cursors are in `batch_models`.
+    sa.Column("mixed", sa.Boolean, nullable=False, server_default=sa.false()),
     sa.Column("input_parts", sa.JSON),
     sa.Column("index_blob", sa.String(200)),
     sa.Column("errors", sa.JSON),
@@ -238,6 +240,28 @@ batches: Final = sa.Table(
     _partial_index("ix_batches_clear", ("keep_until_ms",), SEALED_WHERE),
 )
 
+UNCUT_WHERE: Final = "cut < lines"
+
+batch_models: Final = sa.Table(
+    "batch_models",
+    metadata,
+    _batch(primary_key=True),
+    sa.Column("model", sa.String(512), primary_key=True),
+    _project(),
+    sa.Column("pool_id", sa.String(64), nullable=False),
+    # The batch's, to order by.
+    sa.Column("seq", _BIG, nullable=False),
+    # The model's id in the line index of the input.
+    sa.Column("model_id", sa.Integer, nullable=False),
+    _count("lines"),
+    _count("cut"),
+    # The first line of the model that is in no chunk.
+    sa.Column("next_line", _BIG, nullable=False),
+    sa.CheckConstraint("cut <= lines", name="cut"),
+    _partial_index("ix_batch_models_uncut", ("pool_id", "seq"), UNCUT_WHERE),
+)
+"""Where each model of a batch of several is cut up to. There is none for a batch of one model."""
+
 chunks: Final = sa.Table(
     "chunks",
     metadata,
@@ -245,6 +269,8 @@ chunks: Final = sa.Table(
     _batch(),
     _project(),
     sa.Column("pool_id", sa.String(64), nullable=False),
+    # Of its lines, in a batch of several; null means the batch's.
+    sa.Column("model", sa.String(512)),
     sa.Column("batch_seq", _BIG, nullable=False),
     # Packed (first u32, count u32) pairs, ascending; the first line again, to order by.
     sa.Column("lines", sa.LargeBinary, nullable=False),

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
+from services.store import mixed_repo
 from services.store.domain.state import BatchStatus
 from services.store.domain.waiting import MOST_AHEAD, Explanation, Pool, explain
 from services.store.models import WINDOW_WHERE, batches, pools
@@ -41,20 +42,47 @@ def note(connection: sa.Connection, reports: Iterable[Report], now_ms: int) -> N
 def explanations(connection: sa.Connection, rows: Sequence[Row], now_ms: int) -> list[Explanation]:
     """Say what each of these batches (rows of one page) waits for, in their order.
 
-    The cost is bounded: a row a pool, and at most twice `MOST_AHEAD` entries of an index.
+    Of a batch of several pools it is that of the first pool that lacks executors, or else of the
+    first that has lines to hand out. The cost is bounded: a row a pool, and for each pool at most
+    twice `MOST_AHEAD` entries of an index.
     """
-    names = {row.pool_id for row in rows if row.pool_id is not None}
+    waits = _waits_for(connection, rows)
+    names = {row.pool_id for row in rows if row.pool_id is not None}.union(*waits.values())
     known = _pools(connection, names, now_ms)
+    chosen = {row.id: _chosen(row, waits[row.id], known) for row in rows}
     ahead: dict[str, int] = {}
     for name in names:
-        ahead |= _ahead(connection, name, [row for row in rows if row.pool_id == name])
+        waiting = [row for row in rows if name in waits[row.id] and chosen[row.id] == name]
+        ahead |= _ahead(connection, name, waiting)
     return [
-        explain(BatchStatus(row.status), known.get(row.pool_id), ahead.get(row.id, 0))
+        explain(BatchStatus(row.status), known.get(chosen[row.id] or ""), ahead.get(row.id, 0))
         for row in rows
     ]
 
 
-def _pools(connection: sa.Connection, names: Iterable[str], now_ms: int) -> Mapping[str, Pool]:
+def _waits_for(connection: sa.Connection, rows: Sequence[Row]) -> dict[str, list[str]]:
+    """The pools for which each batch has lines to hand out, in order of name."""
+    waiting = [row for row in rows if _waits(row)]
+    found: dict[str, list[str]] = {row.id: [] for row in rows}
+    for row in waiting:
+        if not row.mixed:
+            found[row.id].append(row.pool_id)
+    mixed = [row.id for row in waiting if row.mixed]
+    if mixed:
+        query = mixed_repo.WAITING.where(batches.c.id.in_(mixed))
+        for batch_id, pool_id, _ in sorted(connection.execute(query)):
+            found[batch_id].append(pool_id)
+    return found
+
+
+def _chosen(row: Row, waits: Sequence[str], known: Mapping[str, Pool]) -> str | None:
+    """The pool that says most about a batch."""
+    idle = [name for name in waits if name in known and known[name].ready == 0]
+    first: str | None = next(iter([*idle, *waits]), row.pool_id)
+    return first
+
+
+def _pools(connection: sa.Connection, names: Iterable[str], now_ms: int) -> dict[str, Pool]:
     wanted = sorted(names)
     if not wanted:
         return {}
@@ -71,26 +99,30 @@ def _pools(connection: sa.Connection, names: Iterable[str], now_ms: int) -> Mapp
 
 
 def _ahead(connection: sa.Connection, pool_id: str, rows: Sequence[Row]) -> dict[str, int]:
-    """How many batches of a pool with lines to hand out come before each that has some itself."""
-    waiting = sorted(row.seq for row in rows if _waits(row))
-    if not waiting:
+    """How many batches with lines to hand out for a pool come before each of these."""
+    if not rows:
         return {}
-    first, last = waiting[0], waiting[-1]
-    query = sa.select(batches.c.seq).where(sa.text(WINDOW_WHERE), batches.c.pool_id == pool_id)
-    before = query.where(batches.c.seq < first).limit(MOST_AHEAD).subquery()
-    base = connection.scalar(sa.select(sa.func.count()).select_from(before)) or 0
-    between = list(
-        connection.scalars(
-            query.where(batches.c.seq >= first, batches.c.seq < last)
-            .order_by(batches.c.seq)
-            .limit(MOST_AHEAD)
-        )
-        if last > first and base < MOST_AHEAD
-        else ()
+    first, last = min(row.seq for row in rows), max(row.seq for row in rows)
+    single = sa.select(batches.c.seq).where(
+        sa.text(WINDOW_WHERE), batches.c.pool_id == pool_id, batches.c.mixed.is_(False)
     )
-    return {
-        row.id: min(MOST_AHEAD, base + bisect_left(between, row.seq)) for row in rows if _waits(row)
-    }
+    mixed = mixed_repo.seqs(pool_id)
+
+    def between(low: int, high: int) -> sa.Subquery:
+        """The first batches in order from `low` on and before `high`."""
+        halves = [_span(query, low, high).subquery() for query in (single, mixed)]
+        return sa.union_all(*(sa.select(half.c.seq) for half in halves)).subquery()
+
+    before = connection.scalar(sa.select(sa.func.count()).select_from(between(0, first))) or 0
+    seqs: list[int] = []
+    if last > first and before < MOST_AHEAD:
+        seqs = sorted(connection.scalars(sa.select(between(first, last).c.seq)))
+    return {row.id: min(MOST_AHEAD, before + bisect_left(seqs, row.seq)) for row in rows}
+
+
+def _span(query: "sa.Select[tuple[int]]", low: int, high: int) -> "sa.Select[tuple[int]]":
+    seq = query.selected_columns[0]
+    return query.where(seq >= low, seq < high).order_by(seq).limit(MOST_AHEAD)
 
 
 def _waits(row: Row) -> bool:

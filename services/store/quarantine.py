@@ -7,7 +7,7 @@ neighbours succeed.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Final
 
@@ -105,6 +105,16 @@ def free(connection: sa.Connection, batch: Row, now_ms: int) -> None:
     outbox.emit(connection, event, ProjectId(batch.project_id), now_ms)
 
 
+@dataclass(slots=True)
+class _Suspects:
+    """Lines that are to run apart together."""
+
+    lines: list[Range] = field(default_factory=list)
+    number: int = 0
+    size: int = 0
+    deaths: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class _Batch:
     """The losses of one batch, whose row is locked."""
@@ -115,8 +125,7 @@ class _Batch:
     now_ms: int
 
     def take_apart(self, losses: Sequence[Loss]) -> None:
-        suspects: list[Range] = []
-        number = size = deaths = 0
+        suspects: dict[tuple[str, str | None], _Suspects] = {}
         for loss in losses:
             chunk = self.connection.execute(
                 sa.select(chunks).where(chunks.c.id == loss.chunk_id).with_for_update()
@@ -131,15 +140,24 @@ class _Batch:
             if chunk.alone:
                 self._died_alone(chunk, left, started)
             elif started:
-                suspects.extend(started)
-                number = max(number, loss.number)
-                size += _share(chunk, count_lines(started))
-                deaths = max(deaths, chunk.deaths + 1)
+                # A chunk is of one pool and one model.
+                apart = suspects.setdefault((chunk.pool_id, chunk.model), _Suspects())
+                apart.lines.extend(started)
+                apart.number = max(apart.number, loss.number)
+                apart.size += _share(chunk, count_lines(started))
+                apart.deaths = max(apart.deaths, chunk.deaths + 1)
                 self._keep(chunk, subtract(left, started))
             else:
                 self._keep(chunk, left)
-        if suspects:
-            self._add_alone(normalise(suspects), size, attempts=number, deaths=deaths)
+        for (pool_id, model), apart in suspects.items():
+            self._add_alone(
+                normalise(apart.lines),
+                apart.size,
+                pool_id=pool_id,
+                model=model,
+                attempts=apart.number,
+                deaths=apart.deaths,
+            )
 
     def _keep(self, chunk: Row, lines: list[Range]) -> None:
         """Leave these lines in a chunk and end its lease; nothing left ends the chunk."""
@@ -185,12 +203,21 @@ class _Batch:
                 self._add_alone(
                     lines,
                     _share(chunk, count_lines(lines)),
+                    pool_id=chunk.pool_id,
+                    model=chunk.model,
                     attempts=chunk.attempts,
                     deaths=chunk.deaths + 1,
                 )
 
     def _add_alone(
-        self, lines: list[Range], input_bytes: int, *, attempts: int, deaths: int
+        self,
+        lines: list[Range],
+        input_bytes: int,
+        *,
+        pool_id: str,
+        model: str | None,
+        attempts: int,
+        deaths: int,
     ) -> None:
         """Queue a chunk that runs alone; its attempts go on counting from its lines' last one."""
         _log.warning("lines_apart", batch=self.batch.id, lines=count_lines(lines))
@@ -200,6 +227,8 @@ class _Batch:
                 chunks_repo.new_chunk(
                     chunk_id=f"chunk_{self.new_id()}",
                     batch=self.batch,
+                    pool_id=pool_id,
+                    model=model,
                     lines=lines,
                     input_bytes=input_bytes,
                     state=chunks_repo.QUEUED,

@@ -34,6 +34,8 @@ class StoreSettings(ServiceSettings):
     max_reported_errors: int = Field(100, gt=0)
     lease_seconds: float = Field(15.0, gt=0)
     max_attempts: int = Field(3, gt=0)
+    #: Lets the lines of a batch name several models, each of which runs on its own pool.
+    mixed_models: bool = False
     #: `full` syncs every commit to disk before it is acknowledged; `relaxed` may lose the last
     #: seconds to a power cut.
     durability: Literal["full", "relaxed"] = "full"

@@ -11,7 +11,7 @@ from services.kit.log import get_logger
 from services.store import batches_repo, files_repo, models_repo
 from services.store.blobs.base import BlobMissingError
 from services.store.context import Context
-from services.store.domain import validate
+from services.store.domain import cutter, validate
 from services.store.input_reader import InputReader, read_span
 
 _log = get_logger(__name__)
@@ -32,6 +32,7 @@ class Validator:
             max_batch_lines=settings.max_batch_lines,
             max_reported_errors=settings.max_reported_errors,
             max_line_bytes=settings.max_line_bytes,
+            mixed_models=settings.mixed_models,
         )
 
     async def run_once(self) -> int:
@@ -134,9 +135,14 @@ class Validator:
                 return [asdict(error) for error in errors]
         pools = {model.name: model.pool_id for model in models}
         assert verdict.model is not None  # a sound file names one
+        held: list[cutter.ModelLines] = []
+        if self._limits.mixed_models:
+            names = dict(enumerate(index.models))
+            held = await asyncio.to_thread(cutter.models_of, index.records, names)
         return batches_repo.Input(
             model=verdict.model,
             pool_id=pools[verdict.model],
+            models=[(each, pools[each.name]) for each in held] if len(held) > 1 else (),
             parts=[(name, size) for name, size in file.parts],
             index_blob=file.index_blob,
             lines=verdict.lines,

@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import numpy as np
 import sqlalchemy as sa
 
 from protos.nightshift.v1 import dispatch_pb2, work_pb2
 from services.kit.ids import IdGenerator
-from services.store import chunks_repo
+from services.store import chunks_repo, mixed_repo
+from services.store.domain.cutter import Piece, Records, fit
 from services.store.domain.line_index import LineIndex
 from services.store.models import WINDOW_WHERE, batches, models
 
@@ -22,9 +22,13 @@ BATCHES_PER_POOL: Final = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """One chunk wanted: at most so many lines and input bytes, but at least one line."""
+    """One chunk wanted: at most so many lines and input bytes, but at least one line.
+
+    `pool_id` says for whom, where the batch has several pools.
+    """
 
     batch_id: str
+    pool_id: str
     max_lines: int
     max_bytes: int
 
@@ -38,10 +42,14 @@ def pool_ids(connection: sa.Connection) -> list[str]:
 def window(
     connection: sa.Connection, *, pools: Sequence[str], limit: int, now_ms: int
 ) -> list[Row]:
-    """Return the first `limit` batches of each pool that have lines left to cut, by `seq`."""
+    """Return the first `limit` batches of each pool that have lines left to cut, by `seq`.
+
+    One that has several pools is there once for each, with the counts of that pool's lines.
+    """
     found: list[Row] = []
     for pool_id in pools:
-        found.extend(
+        mixed = mixed_repo.window_of(connection, pool_id, limit, now_ms)
+        single = list(
             connection.execute(
                 sa.select(
                     batches.c.id,
@@ -53,16 +61,20 @@ def window(
                     batches.c.lines_done,
                     batches.c.expires_ms,
                     batches.c.input_bytes,
+                    batches.c.lines_total.label("all_lines"),
+                    sa.literal(1).label("models"),
                 )
                 .where(
                     sa.text(WINDOW_WHERE),
                     batches.c.pool_id == pool_id,
+                    batches.c.mixed.is_(False),
                     batches.c.expires_ms > now_ms,
                 )
                 .order_by(batches.c.seq)
                 .limit(limit)
             )
         )
+        found.extend(sorted([*single, *mixed], key=lambda row: int(row.seq))[:limit])
     return sorted(found, key=lambda row: int(row.seq))
 
 
@@ -77,7 +89,8 @@ def to_proto(row: Row) -> work_pb2.WindowBatch:
         lines_cut=row.lines_cut,
         lines_done=row.lines_done,
         expires_at_ms=row.expires_ms,
-        line_bytes_mean=row.input_bytes // max(1, row.lines_total),
+        line_bytes_mean=row.input_bytes // max(1, row.all_lines),
+        several_models=row.models > 1,
     )
 
 
@@ -97,6 +110,7 @@ _OPEN_BATCHES: Final = (
         batches.c.pool_id,
         batches.c.lines_total,
         batches.c.lines_cut,
+        batches.c.mixed,
     )
     .where(
         batches.c.id.in_(sa.bindparam("batch_ids", expanding=True)),
@@ -125,37 +139,80 @@ def cut(
         row.id: row
         for row in connection.execute(_OPEN_BATCHES, {"batch_ids": wanted, "now_ms": now_ms})
     }
-    at = {batch_id: int(row.lines_cut) for batch_id, row in rows.items()}
+    cutter = _Cutter(connection, list(rows.values()), indexes)
     made = []
     for each in cuts:
         row = rows.get(each.batch_id)
-        if row is None or at[row.id] >= row.lines_total:
+        taken = None if row is None else cutter.take(row, each)
+        if row is None or taken is None:
             continue
-        first = at[row.id]
-        count, size = _fit(indexes[row.id], first, row.lines_total, each)
-        at[row.id] = first + count
         made.append(
             chunks_repo.new_chunk(
                 chunk_id=f"chunk_{new_id()}",
                 batch=row,
-                lines=[(first, count)],
-                input_bytes=size,
+                pool_id=taken.pool_id,
+                model=taken.model,
+                lines=taken.piece.ranges,
+                input_bytes=taken.piece.bytes,
                 state=chunks_repo.OUT,
                 alone=False,
                 dispatched_ms=now_ms,
             )
         )
     chunks_repo.insert(connection, made)
-    for batch_id, line in at.items():
-        connection.execute(batches.update().where(batches.c.id == batch_id).values(lines_cut=line))
+    cutter.write()
     order = [str(values["id"]) for values in made]
     by_id = {each.chunk_id: each for each in chunks_repo.dispatches(connection, order)}
     return [by_id[chunk_id] for chunk_id in order]
 
 
-def _fit(index: LineIndex, first: int, total: int, wanted: Cut) -> tuple[int, int]:
-    """How many lines from `first` fit, at least one, and their input bytes."""
-    lengths = index.records["length"][first : min(total, first + max(1, wanted.max_lines))]
-    ends = np.cumsum(lengths, dtype=np.int64)
-    count = max(1, int(np.searchsorted(ends, wanted.max_bytes, side="right")))
-    return count, int(ends[count - 1])
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """Lines for one chunk. `model`: None where the batch has one only."""
+
+    pool_id: str
+    model: str | None
+    piece: Piece
+
+
+class _Cutter:
+    """Moves along the lines of batches whose rows are locked."""
+
+    def __init__(
+        self, connection: Connection, rows: Sequence[Row], indexes: Mapping[str, LineIndex]
+    ) -> None:
+        self._connection = connection
+        self._indexes = indexes
+        self._at = {row.id: int(row.lines_cut) for row in rows if not row.mixed}
+        self._mixed = mixed_repo.Cursors(connection, [row.id for row in rows if row.mixed])
+
+    def take(self, batch: Row, wanted: Cut) -> _Taken | None:
+        """Take what goes into the next chunk; None when nothing is left for its pool."""
+        records = self._indexes[batch.id].records
+        if batch.mixed:
+            return self._take_of_several(batch, records, wanted)
+        first = self._at[batch.id]
+        if first >= batch.lines_total:
+            return None
+        end = min(batch.lines_total, first + max(1, wanted.max_lines))
+        count, size = fit(records["length"][first:end], wanted.max_bytes)
+        self._at[batch.id] = first + count
+        piece = Piece(ranges=[(first, count)], lines=count, bytes=size, next_line=first + count)
+        return _Taken(batch.pool_id, None, piece)
+
+    def _take_of_several(self, batch: Row, records: Records, wanted: Cut) -> _Taken | None:
+        found = self._mixed.cut(
+            batch.id,
+            wanted.pool_id,
+            records,
+            max_lines=wanted.max_lines,
+            max_bytes=wanted.max_bytes,
+        )
+        return None if found is None else _Taken(wanted.pool_id, *found)
+
+    def write(self) -> None:
+        """Write how far each batch is cut."""
+        for batch_id, lines in {**self._at, **self._mixed.write()}.items():
+            self._connection.execute(
+                batches.update().where(batches.c.id == batch_id).values(lines_cut=lines)
+            )

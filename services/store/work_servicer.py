@@ -94,7 +94,12 @@ class WorkServicer(work_pb2_grpc.WorkServicer):
                 f"At most {window_repo.MAX_CUTS} chunks are cut at once.", param="cuts"
             )
         cuts = [
-            window_repo.Cut(batch_id=cut.batch_id, max_lines=cut.max_lines, max_bytes=cut.max_bytes)
+            window_repo.Cut(
+                batch_id=cut.batch_id,
+                pool_id=cut.pool_id,
+                max_lines=cut.max_lines,
+                max_bytes=cut.max_bytes,
+            )
             for cut in request.cuts
         ]
         wanted = sorted({cut.batch_id for cut in cuts})

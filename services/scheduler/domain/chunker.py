@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from services.kit.ids import BatchId
+from services.kit.ids import BatchId, PoolId
 from services.scheduler.domain.capacity import Capacity
 from services.scheduler.domain.window import WindowBatch
 
@@ -28,10 +28,12 @@ class Cut:
     """One chunk to cut, from where the batch is cut up to.
 
     Attributes:
+        pool_id: for whom, of a batch that has lines for several.
         max_lines: at most this many lines.
         max_bytes: at most this much input, but at least one line.
     """
 
+    pool_id: PoolId
     batch_id: BatchId
     max_lines: int
     max_bytes: int
@@ -63,12 +65,14 @@ def next_chunk(batch: WindowBatch, capacity: Capacity) -> Cut:
         share = _up(batch.lines_total, capacity.executors)
         lines = min(lines, max(least, tail), max(1, capacity.seats // 4, share))
     by_bytes = max(1, MAX_CHUNK_BYTES // max(1, batch.line_bytes_mean))
-    return Cut(batch.batch_id, min(lines, by_bytes, batch.lines_left), MAX_CHUNK_BYTES)
+    return Cut(*batch.key, min(lines, by_bytes, batch.lines_left), MAX_CHUNK_BYTES)
 
 
-def fits_one_chunk(batch: WindowBatch) -> bool:
-    """Tell whether no cut of the batch can come out short by its bytes."""
-    # The mean is rounded, so that the sum may be a little higher than it says.
+def never_short(batch: WindowBatch) -> bool:
+    """Tell whether no cut of the batch can come out shorter than asked for."""
+    if batch.several_models:
+        return False
+    # By its bytes. The mean is rounded, so that the sum may be a little higher than it says.
     return batch.lines_total * (batch.line_bytes_mean + 1) <= MAX_CHUNK_BYTES
 
 

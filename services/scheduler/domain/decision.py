@@ -7,7 +7,7 @@ from typing import Final
 
 from services.kit.ids import PoolId
 from services.scheduler.domain.capacity import Capacity
-from services.scheduler.domain.chunker import Cut, fits_one_chunk, next_chunk
+from services.scheduler.domain.chunker import Cut, never_short, next_chunk
 from services.scheduler.domain.policies.base import Policy
 from services.scheduler.domain.window import Window
 
@@ -65,7 +65,7 @@ def _cuts_of_pool(state: State, pool_id: PoolId, now_ms: int) -> Iterator[Cut]:
             yield cut
             room -= cut.max_lines
             rest = rest.after(cut.max_lines)
-        # A cut may come out shorter than planned by its bytes. Then lines of this batch are left,
-        # and they go first: what follows waits for the store's answer.
-        if not fits_one_chunk(batch):
+        # A cut may come out shorter than planned, by its bytes or its model. Then lines of this
+        # batch are left, and they go first: what follows waits for the store's answer.
+        if not never_short(batch):
             return

@@ -1,6 +1,6 @@
 """The sliding window: the batches that may run now, by pool, in order of creation."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -10,15 +10,20 @@ BATCHES_PER_POOL: Final = 1_000
 """Batches of a pool that are held; the store keeps the rest in order."""
 
 
+Key = tuple[PoolId, BatchId]
+"""A batch in the window: one of several models is there once for each of their pools."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowBatch:
-    """A batch with lines left to cut.
+    """A batch with lines left to cut for a pool; lines are that pool's own.
 
     Attributes:
         seq: order of creation over all projects.
         lines_cut: lines already in chunks; the next chunk begins here.
         expires_at_ms: milliseconds since the epoch, by the store's clock.
         line_bytes_mean: mean input of a line.
+        several_models: its lines name several, and a chunk is of one.
     """
 
     batch_id: BatchId
@@ -28,6 +33,12 @@ class WindowBatch:
     lines_cut: int
     expires_at_ms: int
     line_bytes_mean: int
+    several_models: bool = False
+
+    @property
+    def key(self) -> Key:
+        """What names it in the window."""
+        return self.pool_id, self.batch_id
 
     @property
     def lines_left(self) -> int:
@@ -82,14 +93,14 @@ class Window:
         """Tell whether the store has lines for a pool that the window has run out of."""
         return pool_id in self.full and not self.pools.get(pool_id)
 
-    def advanced(self, cut: Mapping[BatchId, int]) -> "Window":
-        """Return the window after `cut` lines of batches went into chunks."""
+    def advanced(self, cut: Mapping[Key, int]) -> "Window":
+        """Return the window after `cut` lines of batches went into chunks of a pool."""
         return Window(
             {
                 pool_id: tuple(
                     moved
                     for batch in batches
-                    if (moved := _moved(batch, cut.get(batch.batch_id, 0))).lines_left
+                    if (moved := _moved(batch, cut.get(batch.key, 0))).lines_left
                 )
                 for pool_id, batches in self.pools.items()
             },
@@ -97,13 +108,18 @@ class Window:
         )
 
     def without(self, batch_ids: Iterable[BatchId]) -> "Window":
-        """Return the window without some batches."""
+        """Return the window without some batches, in whatever pool."""
         gone = frozenset(batch_ids)
+        return self._only(lambda batch: batch.batch_id not in gone)
+
+    def without_keys(self, keys: Iterable[Key]) -> "Window":
+        """Return the window without some batches of a pool each."""
+        gone = frozenset(keys)
+        return self._only(lambda batch: batch.key not in gone)
+
+    def _only(self, stays: Callable[[WindowBatch], bool]) -> "Window":
         return Window(
-            {
-                pool_id: tuple(batch for batch in batches if batch.batch_id not in gone)
-                for pool_id, batches in self.pools.items()
-            },
+            {pool_id: tuple(filter(stays, batches)) for pool_id, batches in self.pools.items()},
             self.full,
         )
 

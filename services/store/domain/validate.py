@@ -44,11 +44,13 @@ class IndexMismatchError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Settings of the check. `max_line_bytes` is the one the file was indexed with."""
+    """Settings of the check. `max_line_bytes` is the one the file was indexed with; with
+    `mixed_models` a file may name several."""
 
     max_batch_lines: int = 50_000
     max_reported_errors: int = 100
     max_line_bytes: int = 16 * 1024 * 1024
+    mixed_models: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,10 @@ def check_input(
         if endpoint in served_models.get(name, frozenset())
     }
     model_id = _first_of(index.records["model"], usable)
-    bad |= index.records["model"] != model_id
+    if limits.mixed_models:
+        bad |= ~_is_usable(index.records["model"], usable)
+    else:
+        bad |= index.records["model"] != model_id
     if li.ANOTHER in (url_id, model_id):
         bad[:] = True
     repeats, originals = _repeats(index.records)
@@ -141,7 +146,9 @@ def faults(
     if verdict.file_fault is not None:
         return [verdict.file_fault]
     expectation = Expectation(
-        endpoint=endpoint, served_models=served_models, file_model=verdict.model
+        endpoint=endpoint,
+        served_models=served_models,
+        file_model=None if limits.mixed_models else verdict.model,
     )
     reporter = _Reporter(index, read_line, expectation, limits, verdict)
     candidates = np.union1d(verdict.at_fault, verdict.repeats).tolist()
@@ -206,11 +213,14 @@ class _Reporter:
             yield duplicate(line, custom_id, self._index.physical_line(first))
 
 
+def _is_usable(ids: npt.NDArray[np.uint16], usable: set[int]) -> npt.NDArray[np.bool_]:
+    """A flag for each of `ids`; `ANOTHER` is never usable, since it stands for many names."""
+    return np.isin(ids, np.array(sorted(usable - {li.ANOTHER}), np.uint16))
+
+
 def _first_of(ids: npt.NDArray[np.uint16], usable: set[int]) -> int:
     """The first of `ids` that is usable, `ANOTHER` when none is."""
-    if not usable:
-        return li.ANOTHER
-    at = np.flatnonzero(np.isin(ids, np.array(sorted(usable), np.uint16)))
+    at = np.flatnonzero(_is_usable(ids, usable))
     return int(ids[at[0]]) if at.size else li.ANOTHER
 
 

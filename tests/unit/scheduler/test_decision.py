@@ -175,3 +175,24 @@ def test_a_batch_past_its_time_is_passed_over() -> None:
     store = SimulatedStore()
     store.create(1, POOLS[0], [1])
     assert decide(State(store.window(), {POOLS[0]: capacity(10)}, Fifo()), NOW + 1) == []
+
+
+def test_behind_a_batch_whose_cuts_may_come_out_short_nothing_is_cut_at_once() -> None:
+    """Its lines go first; the store says what is left."""
+    mixed, later = (
+        WindowBatch(
+            batch_id=BatchId(f"batch_{seq}"),
+            seq=seq,
+            pool_id=POOLS[0],
+            lines_total=10,
+            lines_cut=0,
+            expires_at_ms=NOW + 1,
+            line_bytes_mean=10,
+            several_models=seq == 1,
+        )
+        for seq in (1, 2)
+    )
+    state = State(Window.of([mixed, later]), {POOLS[0]: capacity(100)}, Fifo())
+    assert {cut.batch_id for cut in decide(state, NOW)} == {"batch_1"}
+    state = State(Window.of([later]), {POOLS[0]: capacity(100)}, Fifo())
+    assert {(cut.pool_id, cut.batch_id) for cut in decide(state, NOW)} == {(POOLS[0], "batch_2")}

@@ -52,9 +52,9 @@ def test_what_has_expired_is_not_open() -> None:
 
 def test_cutting_advances_a_batch_until_it_leaves() -> None:
     window = Window.of([batch(1), batch(2)])
-    window = window.advanced({BatchId("batch_1"): 4})
+    window = window.advanced({(POOLS[0], BatchId("batch_1")): 4})
     assert [each.lines_left for each in window.pools[POOLS[0]]] == [6, 10]
-    window = window.advanced({BatchId("batch_1"): 6})
+    window = window.advanced({(POOLS[0], BatchId("batch_1")): 6})
     assert BatchId("batch_1") not in window
     assert BatchId("batch_2") in window
     assert len(window) == 1
@@ -66,3 +66,14 @@ def test_lacks_only_where_the_store_has_more() -> None:
     assert not window.lacks(POOLS[0])
     assert gone.lacks(POOLS[0])
     assert not gone.lacks(POOLS[1])
+
+
+def test_a_batch_of_several_pools_is_in_the_window_of_each() -> None:
+    window = Window.of([batch(1), batch(1, POOLS[1]), batch(2)])
+    window = window.advanced({(POOLS[1], BatchId("batch_1")): 4})
+    assert [each.lines_left for each in window.pools[POOLS[0]]] == [10, 10]
+    assert [each.lines_left for each in window.pools[POOLS[1]]] == [6]
+    barren = window.without_keys([(POOLS[0], BatchId("batch_1"))])
+    assert [each.seq for each in barren.pools[POOLS[0]]] == [2]
+    assert BatchId("batch_1") in barren
+    assert BatchId("batch_1") not in window.without([BatchId("batch_1")])

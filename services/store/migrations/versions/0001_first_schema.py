@@ -135,6 +135,7 @@ def upgrade() -> None:
         ),
         sa.Column("model", sa.String(length=512), nullable=True),
         sa.Column("pool_id", sa.String(length=64), nullable=True),
+        sa.Column("mixed", sa.Boolean(), server_default=sa.text("0"), nullable=False),
         sa.Column("input_parts", sa.JSON(), nullable=True),
         sa.Column("index_blob", sa.String(length=200), nullable=True),
         sa.Column("errors", sa.JSON(), nullable=True),
@@ -518,6 +519,47 @@ def upgrade() -> None:
         )
 
     op.create_table(
+        "batch_models",
+        sa.Column("batch_id", sa.String(length=64), nullable=False),
+        sa.Column("model", sa.String(length=512), nullable=False),
+        sa.Column("project_id", sa.String(length=64), nullable=False),
+        sa.Column("pool_id", sa.String(length=64), nullable=False),
+        sa.Column("seq", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
+        sa.Column("model_id", sa.Integer(), nullable=False),
+        sa.Column(
+            "lines",
+            sa.BigInteger().with_variant(sa.Integer(), "sqlite"),
+            server_default="0",
+            nullable=False,
+        ),
+        sa.Column(
+            "cut",
+            sa.BigInteger().with_variant(sa.Integer(), "sqlite"),
+            server_default="0",
+            nullable=False,
+        ),
+        sa.Column(
+            "next_line", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False
+        ),
+        sa.CheckConstraint("cut <= lines", name=op.f("ck_batch_models_cut")),
+        sa.ForeignKeyConstraint(
+            ["batch_id"], ["batches.id"], name=op.f("fk_batch_models_batch_id")
+        ),
+        sa.ForeignKeyConstraint(
+            ["project_id"], ["projects.id"], name=op.f("fk_batch_models_project_id")
+        ),
+        sa.PrimaryKeyConstraint("batch_id", "model", name=op.f("pk_batch_models")),
+    )
+    with op.batch_alter_table("batch_models", schema=None) as batch_op:
+        batch_op.create_index(
+            "ix_batch_models_uncut",
+            ["pool_id", "seq"],
+            unique=False,
+            sqlite_where=sa.text("cut < lines"),
+            postgresql_where=sa.text("cut < lines"),
+        )
+
+    op.create_table(
         "bit_blocks",
         sa.Column("batch_id", sa.String(length=64), nullable=False),
         sa.Column("block", sa.Integer(), nullable=False),
@@ -535,6 +577,7 @@ def upgrade() -> None:
         sa.Column("batch_id", sa.String(length=64), nullable=False),
         sa.Column("project_id", sa.String(length=64), nullable=False),
         sa.Column("pool_id", sa.String(length=64), nullable=False),
+        sa.Column("model", sa.String(length=512), nullable=True),
         sa.Column(
             "batch_seq", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False
         ),
@@ -826,6 +869,14 @@ def downgrade() -> None:
 
     op.drop_table("chunks")
     op.drop_table("bit_blocks")
+    with op.batch_alter_table("batch_models", schema=None) as batch_op:
+        batch_op.drop_index(
+            "ix_batch_models_uncut",
+            sqlite_where=sa.text("cut < lines"),
+            postgresql_where=sa.text("cut < lines"),
+        )
+
+    op.drop_table("batch_models")
     with op.batch_alter_table("webhook_endpoints", schema=None) as batch_op:
         batch_op.drop_index(batch_op.f("ix_webhook_endpoints_project_id_seq"))
 
