@@ -22,7 +22,6 @@ from services.kit.clock import SystemClock
 from services.kit.errors import NightshiftError, UnavailableError
 from services.kit.log import get_logger
 from services.kit.loop import Loop
-from services.kit.memory import give_back_large_blocks
 from services.kit.settings import SettingsError
 
 _log = get_logger(__name__)
@@ -203,7 +202,6 @@ async def serve(stopping: asyncio.Event) -> None:
 
 def main() -> NoReturn:
     """Run the gateway until SIGTERM or SIGINT."""
-    give_back_large_blocks()
     service.run("gateway", serve)
 
 

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from protos.nightshift.v1 import uploads_pb2
 from services.kit.errors import InvalidRequestError
 from services.kit.ids import FileId, ProjectId
-from services.store import files_repo, receiving, uploads_repo
+from services.store import files_repo, memory, receiving, uploads_repo
 from services.store.blobs.base import BlobMissingError
 from services.store.context import Context
 from services.store.domain.line_index import LineIndex, LineIndexer
@@ -19,7 +19,7 @@ from services.store.domain.part_index import PartIndex, PartJoiner
 from services.store.input_reader import Parts, read_span, read_whole
 from services.store.uploading import expires_at, refuse_unreadable
 
-_READ_BYTES: Final = 4 * 1024 * 1024
+_READ_BYTES: Final = 1024 * 1024
 _MD5: Final = re.compile(r"[0-9A-Fa-f]{32}")
 Row = uploads_repo.Row
 _Rows = Sequence[Row]
@@ -53,7 +53,11 @@ class Completer:
             if request.HasField("md5"):
                 await self._check_md5(_spans(parts), request.md5)
             async with self._one:
-                return await self._make(upload, parts, completed_by)
+                try:
+                    return await self._make(upload, parts, completed_by)
+                finally:
+                    if upload.bytes >= memory.WORTH_BYTES:
+                        await memory.give_back()
         except BlobMissingError:
             # Where it ended meanwhile and was swept while it was read, that is what is said.
             earlier, _, _ = await self._look(project_id, request.upload_id, completed_by)

@@ -28,9 +28,8 @@ from services.kit.interceptors import (
     TraceInterceptor,
 )
 from services.kit.loop import Loop
-from services.kit.memory import give_back_large_blocks
 from services.kit.settings import SettingsError
-from services.store import migrate
+from services.store import memory, migrate
 from services.store.batches_servicer import BatchesServicer
 from services.store.blobs.local import LocalBlobs
 from services.store.context import Context, LoopName
@@ -60,7 +59,7 @@ _PACKAGE = "nightshift.v1"
 
 def main() -> NoReturn:
     """Run the store until it is told to stop."""
-    give_back_large_blocks()
+    memory.prepare()
     service.run("store", _serve)
 
 

@@ -8,7 +8,7 @@ import xxhash
 from protos.nightshift.v1 import uploads_pb2
 from services.kit.errors import InvalidRequestError
 from services.kit.ids import ProjectId
-from services.store import receiving, uploads_repo
+from services.store import memory, receiving, uploads_repo
 from services.store.context import Context
 from services.store.domain.part_index import PartIndexer
 
@@ -48,6 +48,9 @@ class Part:
         except BaseException:
             receiving.give_up(self._context, names)
             raise
+        finally:
+            if self._size >= memory.WORTH_BYTES:
+                await memory.give_back()
 
     async def _upload(self, requests: Requests) -> uploads_repo.Row:
         first = await receiving.next_frame(requests)
