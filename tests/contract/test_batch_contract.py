@@ -1,32 +1,21 @@
-"""The contract of batches, held to with the official client over a whole running system.
-
-The faults that take seconds (time-outs, dead engines, windows that end) are all begun by the
-first test that asks for one of them, and pass at the same time.
-"""
+"""The contract of batches, held to with the official client over a whole running system."""
 
 import asyncio
 import json
 import random
 import time
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from typing import Any
 
-import httpx2
 import openai
 import pytest
-import pytest_asyncio
 from openai import AsyncOpenAI, OpenAI
-from openai.types import Batch
 from openai.types.chat import ChatCompletion
 
-from tests.contract.conftest import NOBODY
 from tests.kit.batches import (
     COMPLETIONS,
     EMBEDDINGS,
     ENDED,
     Json,
-    Outcome,
     Watch,
     answer_to,
     chat,
@@ -54,8 +43,6 @@ BATCH_KEYS = {
     # The one key that is ours.
     "nightshift",
 }
-SEATS = 64
-FOREVER = {"delay_ms": 600_000}
 
 
 async def raw_batch(client: AsyncOpenAI, batch_id: str) -> Json:
@@ -293,262 +280,6 @@ async def test_results_and_lines_larger_than_a_frame(openai_client: AsyncOpenAI)
     assert answers["long"] == answer_to(long)
     for name, asked in (("large0", "hello"), ("large1", "hello"), ("both", long)):
         assert answers[name] == answer_to(asked).ljust(3 << 20, "x")
-
-
-# --- faults, all at once ---------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Case:
-    """A batch whose lines meet a fault, or its window's end."""
-
-    lines: list[Json]
-    window: str = "24h"
-
-
-def _cases() -> dict[str, Case]:
-    neighbours = chats(12, model="poison", x_simulate={"delay_ms": 150})
-    return {
-        "hang": Case([*chats(5), chat("hangs", x_simulate={"hang": True})]),
-        "500 twice": Case([*chats(3), chat("ill", x_simulate={"status": 500, "times": 2})]),
-        "500 for ever": Case([*chats(3), chat("ill", x_simulate={"status": 500})]),
-        "429": Case([*chats(3), chat("busy", x_simulate={"status": 429, "times": 2})]),
-        "503": Case([*chats(3), chat("busy", x_simulate={"status": 503, "times": 2})]),
-        "418": Case([*chats(3), chat("ill", x_simulate={"status": 418, "times": 1})]),
-        "poison": Case(
-            [
-                *neighbours[:7],
-                chat("kills", "poison", "poison", x_simulate={"crash": True}),
-                *neighbours[7:],
-            ]
-        ),
-        "beside the poison": Case(chats(80, model="poison", x_simulate={"delay_ms": 100})),
-        "crash once": Case(
-            [
-                *chats(70, model="poison", x_simulate={"delay_ms": 60}),
-                chat("stumbles", "once", "poison", x_simulate={"crash": 1}),
-            ]
-        ),
-        "engine hangs": Case(
-            [
-                *chats(3, model="stuck", x_simulate={"delay_ms": 50}),
-                chat("stops", "all", "stuck", x_simulate={"hang": "engine"}),
-            ]
-        ),
-        "over before it begins": Case(chats(64, model=NOBODY), window="2s"),
-        "over half way": Case(
-            [*chats(30), *(chat(f"slow{each}", x_simulate=FOREVER) for each in range(SEATS + 40))],
-            window="2s",
-        ),
-    }
-
-
-@dataclass(frozen=True)
-class Faults:
-    """The batches of all cases, under way."""
-
-    client: AsyncOpenAI
-    cases: dict[str, Case]
-    batches: dict[str, Batch]
-
-    async def outcome(self, name: str, within_seconds: float = 30) -> Outcome:
-        """Wait for a case's end and read its files."""
-        batch = await ended(self.client, self.batches[name], within_seconds)
-        return await outcome(self.client, batch, ids(self.cases[name].lines))
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def faults(openai_client: AsyncOpenAI) -> AsyncIterator[Faults]:
-    """Begin the batches of all cases."""
-    cases = _cases()
-    made = await asyncio.gather(
-        *(submit(openai_client, case.lines, window=case.window) for case in cases.values())
-    )
-    yield Faults(openai_client, cases, dict(zip(cases, made, strict=True)))
-
-
-# contract: 84
-async def test_a_window_that_ends_before_anything_ran(faults: Faults) -> None:
-    found = await faults.outcome("over before it begins")
-    batch = found.batch
-    assert batch.status == "expired"
-    assert batch.completion_window == "2s"
-    assert batch.expires_at == batch.created_at + 2
-    assert (batch.expired_at or 0) >= batch.expires_at
-    assert batch.completed_at is None
-    assert found.counts == (64, 0, 0)
-    assert set(found.codes.values()) == {"batch_expired"}
-    assert found.errors[0]["error"]["message"] == (
-        "This request could not be executed before the completion window expired."
-    )
-    with pytest.raises(openai.ConflictError):
-        await faults.client.batches.cancel(batch.id)
-
-
-# contract: 84, 85
-async def test_a_window_that_ends_half_way(faults: Faults) -> None:
-    found = await faults.outcome("over half way")
-    assert found.batch.status == "expired"
-    assert found.counts == (30 + SEATS + 40, 30, 0)
-    assert set(found.answers()) == {f"r{number}" for number in range(30)}
-    check_answers(found, faults.cases["over half way"].lines)
-    assert await faults.client.batches.retrieve(found.batch.id) == found.batch
-    assert set(found.codes.values()) == {"batch_expired"}
-
-
-async def test_a_passing_fault_is_tried_again(faults: Faults) -> None:
-    for name in ("500 twice", "429", "503"):
-        found = await faults.outcome(name)
-        assert found.counts == (4, 4, 0), name
-        check_answers(found, faults.cases[name].lines)
-
-
-async def test_a_lasting_fault_is_the_result(faults: Faults) -> None:
-    found = await faults.outcome("500 for ever")
-    assert found.counts == (4, 3, 1)
-    assert found.codes == {"ill": 500}
-    assert found.errors[0]["response"]["body"]["error"]["type"] == "server_error"
-    found = await faults.outcome("418")
-    assert found.codes == {"ill": 418}
-
-
-async def test_a_line_that_hangs_times_out(faults: Faults) -> None:
-    found = await faults.outcome("hang")
-    assert found.batch.status == "completed"
-    assert found.counts == (6, 5, 1)
-    assert found.codes == {"hangs": "request_timeout"}
-
-
-async def test_a_line_that_kills_its_engine_takes_no_other_with_it(faults: Faults) -> None:
-    found = await faults.outcome("poison")
-    assert found.batch.status == "completed"
-    assert found.counts == (13, 12, 1)
-    assert found.codes == {"kills": "engine_failure"}
-    check_answers(found, faults.cases["poison"].lines)
-
-
-@pytest.mark.parametrize(("name", "count"), [("beside the poison", 80), ("crash once", 71)])
-async def test_lines_beside_a_death_succeed(faults: Faults, name: str, count: int) -> None:
-    found = await faults.outcome(name)
-    assert found.counts == (count, count, 0)
-    check_answers(found, faults.cases[name].lines)
-
-
-async def test_an_engine_that_hangs_is_found(faults: Faults) -> None:
-    found = await faults.outcome("engine hangs", within_seconds=50)
-    assert found.counts == (4, 3, 1)
-    assert found.codes == {"stops": "engine_failure"}
-    check_answers(found, faults.cases["engine hangs"].lines)
-
-
-# --- cancel ----------------------------------------------------------------------------------
-
-
-# contract: 74, 75, 76, 77, 78
-async def test_cancel_while_it_runs(openai_client: AsyncOpenAI) -> None:
-    client = openai_client
-    lines = [*chats(20), *(chat(f"slow{each}", x_simulate=FOREVER) for each in range(100))]
-    watch = Watch(client, await submit(client, lines))
-    await watch.until(lambda: watch.done == 20, 20)
-    cancelling = await client.batches.cancel(watch.batch.id)
-    assert cancelling.status == "cancelling"
-    assert cancelling.cancelling_at is not None
-    assert cancelling.output_file_id is cancelling.error_file_id is None
-    again = await client.batches.cancel(watch.batch.id)
-    assert again.status in ("cancelling", "cancelled")
-    assert again.cancelling_at == cancelling.cancelling_at
-    began = time.monotonic()
-    done = await watch.end()
-    assert time.monotonic() - began < 5
-    assert done.status == "cancelled"
-    assert (done.cancelled_at or 0) >= cancelling.cancelling_at
-    found = await outcome(client, done, ids(lines))
-    assert found.counts == (120, 20, 0)
-    check_answers(found, lines)
-    assert set(found.codes.values()) == {"batch_cancelled"}
-    assert await client.batches.cancel(done.id) == done
-    # The seats are free again.
-    assert (await run(client, chats(2 * SEATS), 10)).counts == (128, 128, 0)
-
-
-async def test_cancel_of_what_nobody_runs(openai_client: AsyncOpenAI) -> None:
-    lines = chats(3, model=NOBODY)
-    watch = Watch(openai_client, await submit(openai_client, lines))
-    await watch.until_status("in_progress")
-    await openai_client.batches.cancel(watch.batch.id)
-    found = await outcome(openai_client, await watch.end(), ids(lines))
-    assert found.batch.status == "cancelled"
-    assert found.counts == (3, 0, 0)
-
-
-async def test_cancel_race(openai_client: AsyncOpenAI) -> None:
-    """Cancels at any moment: before validation, before dispatch, while it runs, after the end."""
-    client = openai_client
-    chance = random.Random(20)
-
-    async def race(wait: float, lines: list[Json]) -> str:
-        watch = Watch(client, await submit(client, lines))
-        await asyncio.sleep(wait)
-        try:
-            answer = await client.batches.cancel(watch.batch.id)
-        except openai.ConflictError:
-            assert (await client.batches.retrieve(watch.batch.id)).status == "completed"
-        else:
-            assert answer.status in ("cancelling", "cancelled")
-            assert (await client.batches.cancel(watch.batch.id)).status in (
-                "cancelling",
-                "cancelled",
-            )
-        began = time.monotonic()
-        done = await watch.end()
-        assert time.monotonic() - began < 8
-        if done.request_counts is not None and done.request_counts.total == 0:
-            # Cancelled before it was validated: its lines were never counted.
-            assert done.status == "cancelled"
-            assert done.output_file_id is done.error_file_id is None
-            return "unvalidated"
-        found = await outcome(client, done, ids(lines))
-        check_answers(found, lines)
-        assert set(found.codes.values()) <= {"batch_cancelled"}
-        # One cancelled after its last line has all of them, too.
-        assert done.status == "cancelled" or found.counts == (25, 25, 0)
-        return done.status
-
-    def lines() -> list[Json]:
-        return [
-            chat(f"r{each}", f"text {each}", x_simulate={"delay_ms": chance.randrange(300)})
-            for each in range(25)
-        ]
-
-    races = [race(chance.uniform(0, 0.5), lines()) for _ in range(24)]
-    races += [race(0.0, lines()) for _ in range(4)]
-    ends = await asyncio.gather(*races)
-    assert ends.count("cancelled") > 0
-    # At its ease, and all over: what was left of those does not hold seats.
-    assert await race(3.0, lines()) == "completed"
-
-
-# contract: 79, 80
-async def test_a_cancel_after_the_end_is_one_request(system: RunningUp) -> None:
-    asked: list[str] = []
-
-    async def note(request: httpx2.Request) -> None:
-        asked.append(request.url.path)
-
-    async with (
-        httpx2.AsyncClient(event_hooks={"request": [note]}) as http,
-        AsyncOpenAI(base_url=system.base_url, api_key="x", http_client=http) as client,
-    ):
-        batch = await ended(client, await submit(client, chats(1)))
-        failed = await ended(client, await submit(client, [chat("a", model="unknown")]))
-        assert (batch.status, failed.status) == ("completed", "failed")
-        for over in (batch, failed):
-            asked.clear()
-            with pytest.raises(openai.ConflictError) as caught:
-                await client.batches.cancel(over.id)
-            assert asked == [f"/v1/batches/{over.id}/cancel"]
-            assert caught.value.response.headers["x-should-retry"] == "false"
-            assert f"Cannot cancel a batch with status '{over.status}'." in str(caught.value)
 
 
 # --- refusals at creation --------------------------------------------------------------------
