@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import sqlalchemy as sa
 
 from services.kit.frames import RESULT_RECORD
@@ -22,11 +23,21 @@ from services.store.domain.chunk_check import (
     attempt_faults,
     chunk_faults,
 )
+from services.store.domain.cut_check import Cut, ModelFacts
 from services.store.domain.fault import Fault, spoken
+from services.store.domain.line_index import IndexFormatError, LineIndex
 from services.store.domain.result_check import Results, SegmentFacts, end_of
 from services.store.domain.state import TERMINAL
 from services.store.domain.statement import Sql
-from services.store.models import attempts, batches, bit_blocks, chunks, files, segments
+from services.store.models import (
+    attempts,
+    batch_models,
+    batches,
+    bit_blocks,
+    chunks,
+    files,
+    segments,
+)
 
 Row = sa.Row[Any]
 Facts = TypeVar("Facts")
@@ -111,10 +122,13 @@ class OpenBatches:
             kinds.results.extend(results.faults(_blocks(connection, batch_id)))
             done = results.done()
             kinds.results.count("lines done", int(done.sum()))
+            models = _all(connection, ModelFacts, batch_models, batch_id, batch_models.c.model)
+            cut = Cut(batch, models, self._model_ids(batch) if batch.mixed else None)
+            kinds.batches.extend(cut.faults())
             its_chunks = _all(connection, ChunkFacts, chunks, batch_id, chunks.c.id)
             kinds.chunks.count("open", sum(chunk.is_open for chunk in its_chunks))
             kinds.chunks.count("done", sum(not chunk.is_open for chunk in its_chunks))
-            kinds.chunks.extend(chunk_faults(batch, its_chunks, done))
+            kinds.chunks.extend(chunk_faults(batch, its_chunks, cut, done))
             its_attempts = _all(connection, AttemptFacts, attempts, batch_id, attempts.c.token)
             running = sum(attempt.closed_ms is None for attempt in its_attempts)
             kinds.attempts.count("open", running)
@@ -123,6 +137,18 @@ class OpenBatches:
         kinds.results.extend(self._blobs.faults(claims, known))
         if self._deep:
             self._check_payloads(batch_id)
+
+    def _model_ids(self, batch: BatchFacts) -> "npt.NDArray[np.uint16] | None":
+        """The model of each line, as the input's index has it; where that is gone, files tell."""
+        name = batch.index_blob
+        if not self._view.is_name(name):
+            return None
+        try:
+            data = self._view.read(str(name), 0, self._view.size(str(name)) or 0)
+            ids: npt.NDArray[np.uint16] = LineIndex.from_bytes(data).records["model"]
+        except (FileNotFoundError, IndexFormatError):
+            return None
+        return ids[: batch.lines_total]
 
     # --- payloads ---------------------------------------------------------------------------------
 

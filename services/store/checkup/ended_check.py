@@ -12,7 +12,15 @@ from services.store.checkup.view import View
 from services.store.domain.batch_check import BatchFacts, row_faults
 from services.store.domain.end_check import outcome_fault
 from services.store.domain.fault import Fault
-from services.store.models import attempts, batches, bit_blocks, chunks, files, segments
+from services.store.models import (
+    attempts,
+    batch_models,
+    batches,
+    bit_blocks,
+    chunks,
+    files,
+    segments,
+)
 
 Row = sa.Row[Any]
 
@@ -24,7 +32,7 @@ _RUN_AGAIN: Final = (
     "Restore the directory from a backup, or run the batch's input again: its results are kept "
     "nowhere else once it has ended."
 )
-_ONLY_WHILE_OPEN: Final = (segments, attempts, chunks, bit_blocks)
+_ONLY_WHILE_OPEN: Final = (segments, attempts, chunks, bit_blocks, batch_models)
 
 
 class EndedBatches:

@@ -34,6 +34,7 @@ class BatchFacts:
     cancelled_at: int | None
     sealed_ms: int | None
     seal_outcome: str | None
+    mixed: bool
     index_blob: str | None
     input_bytes: int
     lines_total: int

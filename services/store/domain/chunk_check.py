@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from services.store.domain import statement
 from services.store.domain.batch_check import BatchFacts
+from services.store.domain.cut_check import Cut
 from services.store.domain.fault import Fault, spoken
 from services.store.domain.results import Range, count_lines, normalise, pack
 
@@ -25,6 +26,7 @@ class ChunkFacts:
 
     id: str
     pool_id: str
+    model: str | None
     batch_seq: int
     lines: bytes
     first_line: int
@@ -59,12 +61,13 @@ def unpack_ranges(packed: bytes) -> list[Range] | None:
     return ranges if normalise(ranges) == ranges else None
 
 
-def chunk_faults(batch: BatchFacts, chunks: Sequence[ChunkFacts], done: Mask) -> Iterator[Fault]:
+def chunk_faults(
+    batch: BatchFacts, chunks: Sequence[ChunkFacts], cut: Cut, done: Mask
+) -> Iterator[Fault]:
     """Check the chunks of a batch; `done`: a flag for each of its lines that has a result."""
-    cut = batch.lines_cut
     claims = np.zeros(batch.lines_total, np.uint16)
+    ever = np.zeros(batch.lines_total, np.bool_)
     held: list[tuple[ChunkFacts, list[Range]]] = []
-    last = 0
     for chunk in chunks:
         ranges = unpack_ranges(chunk.lines)
         if ranges is None or sum(ranges[-1]) > batch.lines_total:
@@ -73,23 +76,20 @@ def chunk_faults(batch: BatchFacts, chunks: Sequence[ChunkFacts], done: Mask) ->
             )
             return
         held.append((chunk, ranges))
-        last = max(last, sum(ranges[-1]))
-        if chunk.is_open:
-            for first, count in ranges:
-                claims[first : first + count] += 1
-        yield from _row_faults(batch, chunk, ranges)
-    if last > cut:
-        yield Fault(
-            subject=batch.id,
-            what=f"has chunks up to line {last - 1}, but lines_cut {cut}: lines would run twice",
-            mend=_BY_HAND,
-            sql=batch.update(lines_cut=last),
-        )
+        for first, count in ranges:
+            ever[first : first + count] = True
+            claims[first : first + count] += chunk.is_open
+        yield from _row_faults(batch, chunk, ranges, cut)
+    if not cut.is_known:
+        return
+    yield from cut.beyond(ever)
     if batch.sealed_ms is None:
-        yield from _coverage_faults(batch, held, claims, done)
+        yield from _coverage_faults(batch, held, claims, cut.mask() & ~done)
 
 
-def _row_faults(batch: BatchFacts, chunk: ChunkFacts, ranges: Sequence[Range]) -> Iterator[Fault]:
+def _row_faults(
+    batch: BatchFacts, chunk: ChunkFacts, ranges: Sequence[Range], cut: Cut
+) -> Iterator[Fault]:
     key = {"id": chunk.id}
     if (chunk.first_line, chunk.line_count) != (ranges[0][0], count_lines(ranges)):
         yield _fault(
@@ -101,13 +101,16 @@ def _row_faults(batch: BatchFacts, chunk: ChunkFacts, ranges: Sequence[Range]) -
                 "chunks", key, first_line=ranges[0][0], line_count=count_lines(ranges)
             ),
         )
-    if (chunk.pool_id, chunk.batch_seq) != (batch.pool_id, batch.seq):
+    place = cut.place_of(chunk.model)
+    if place is None and cut.is_known:
+        yield _fault(chunk, f"is of a model that {batch.id} has not", "Cancel that batch.", "")
+    elif place is not None and (chunk.pool_id, chunk.batch_seq) != place:
         yield _fault(
             chunk,
             f"is queued for pool {chunk.pool_id} as of batch number {chunk.batch_seq}, but"
-            f" {batch.id} is number {batch.seq} of pool {batch.pool_id}",
+            f" {batch.id} is number {place[1]} of pool {place[0]}",
             _BY_HAND,
-            statement.update("chunks", key, pool_id=batch.pool_id, batch_seq=batch.seq),
+            statement.update("chunks", key, pool_id=place[0], batch_seq=place[1]),
         )
     if chunk.is_open and batch.sealed_ms is not None:
         yield _fault(
@@ -122,10 +125,10 @@ def _coverage_faults(
     batch: BatchFacts,
     held: Sequence[tuple[ChunkFacts, list[Range]]],
     claims: npt.NDArray[np.uint16],
-    done: Mask,
+    left: Mask,
 ) -> Iterator[Fault]:
-    cut = batch.lines_cut
-    twice = np.flatnonzero(claims[:cut] > 1)
+    """Check open chunks (`claims`: how many hold each line) against what is `left` to do."""
+    twice = np.flatnonzero(claims > 1)
     if twice.size:
         yield Fault(
             subject=batch.id,
@@ -133,7 +136,7 @@ def _coverage_faults(
             mend="Nothing is lost, since the first result of a line counts: they only run twice. "
             "Let it run on.",
         )
-    nowhere = np.flatnonzero((claims[:cut] == 0) & ~done[:cut])
+    nowhere = np.flatnonzero((claims == 0) & left)
     for chunk, ranges in reversed(held):
         lines = np.intersect1d(nowhere, _ordinals(ranges))
         if lines.size:
