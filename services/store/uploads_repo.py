@@ -238,12 +238,14 @@ def expire_one(connection: sa.Connection, now_at: int) -> bool:
     )
     if upload_id is None:
         return False
-    connection.execute(
+    expired = connection.execute(
         uploads.update()
         .where(uploads.c.id == upload_id, uploads.c.status == "pending")
         .values(status="expired", ended_at=now_at)
     )
-    _drop_parts(connection, upload_id)
+    # Where another store ended it first, the parts are that one's to drop or to keep.
+    if expired.rowcount == 1:
+        _drop_parts(connection, upload_id)
     return True
 
 

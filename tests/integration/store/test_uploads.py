@@ -329,6 +329,9 @@ async def test_an_empty_upload_is_an_empty_file(client: Client) -> None:
     batch = await create(client, 0)
     with pytest.raises(InvalidRequestError, match="empty"):
         await complete(client, batch.id, [])
+    around = await create(client, len(CONTENT))
+    ids = [await add(client, around.id, piece) for piece in (b"", CONTENT, b"")]
+    assert await client.download((await complete(client, around.id, ids)).file.id) == CONTENT
 
 
 async def test_a_part_that_breaks_off_leaves_nothing(client: Client) -> None:
