@@ -6,7 +6,6 @@ import importlib.util
 import os
 import platform
 import shutil
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -69,7 +68,7 @@ def _versions() -> Fact:
         ours = "not installed, run from its source"
     is_new = sys.version_info >= _OLDEST_PYTHON
     text = (
-        f"nightshift {ours}, Python {platform.python_version()}, SQLite {sqlite3.sqlite_version},"
+        f"nightshift {ours}, Python {platform.python_version()},"
         f" {platform.system()} {platform.machine()}, {os.cpu_count()} CPUs"
     )
     wanted = ".".join(map(str, _OLDEST_PYTHON))

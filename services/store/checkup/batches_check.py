@@ -39,7 +39,7 @@ from services.store.models import (
     segments,
 )
 
-Row = sa.Row[Any]
+Row = sa.Row[*tuple[Any, ...]]
 Facts = TypeVar("Facts")
 
 PAGE: Final = 200

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ PAGE: Final = 500
 _MOST_UNKNOWN: Final = 100_000
 _BY_HAND: Final = "Stop nightshift, run the statement, and check again."
 
+Row = sa.Row[*tuple[Any, ...]]
 T = TypeVar("T")
 _Hashes = npt.NDArray[np.uint64]
 
@@ -114,7 +115,7 @@ class Blobs:
             kind.count("abandoned", sum(row.created_ms < old_ms for row in pending))
             kind.count("to be deleted", len(rows) - len(live) - len(pending))
 
-    def _rows(self) -> Iterator[Sequence[sa.Row[tuple[str, str, int]]]]:
+    def _rows(self) -> Iterator[Sequence[Row]]:
         last = ""
         while True:
             with self._view.snapshot() as connection:

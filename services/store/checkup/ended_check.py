@@ -22,7 +22,7 @@ from services.store.models import (
     segments,
 )
 
-Row = sa.Row[Any]
+Row = sa.Row[*tuple[Any, ...]]
 
 _READ_BYTES: Final = 1024 * 1024
 _LEAST_LINE_BYTES: Final = 90

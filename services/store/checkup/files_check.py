@@ -16,7 +16,7 @@ from services.store.models import files
 from services.store.settings import StoreSettings
 from services.store.uploads_tables import upload_parts, uploads
 
-Row = sa.Row[Any]
+Row = sa.Row[*tuple[Any, ...]]
 Parts = Sequence[tuple[str, int]]
 
 PAGE: Final = 100

@@ -21,7 +21,7 @@ from services.store.leadership_repo import MAX_TTL_MS
 from services.store.models import batches, files, leadership, outbox
 from services.store.webhook_tables import PENDING, deliveries, webhook_endpoints
 
-Row = sa.Row[Any]
+Row = sa.Row[*tuple[Any, ...]]
 
 PAGE: Final = 500
 _BY_HAND: Final = "Stop nightshift, run the statement, and check again."
@@ -197,17 +197,14 @@ def check_keys(view: View, kind: Kind) -> None:
         is_batch = sa.exists().where(batches.c.id == idempotency_keys.c.object_id)
         count = sa.select(sa.func.count()).select_from(idempotency_keys)
         kind.count("idempotency keys", connection.scalar(count) or 0)
-        for row in connection.execute(
-            sa.select(
-                idempotency_keys.c.project_id, idempotency_keys.c.key, idempotency_keys.c.object_id
-            ).where(~is_file, ~is_batch)
-        ):
+        lost = sa.select(idempotency_keys.c.object_id).where(~is_file, ~is_batch)
+        for object_id in connection.scalars(lost):
             kind.add(
                 Fault(
-                    subject=row.object_id,
+                    subject=object_id,
                     what="was made under an idempotency key, and is not there",
                     mend=_BY_HAND,
-                    sql=statement.delete("idempotency_keys", object_id=row.object_id),
+                    sql=statement.delete("idempotency_keys", object_id=object_id),
                 )
             )
 

@@ -107,8 +107,8 @@ class Cut:
             return
         last = int(wrong[-1])
         if self._models:
-            (model,) = [each for each in self._models if self._ids[last] == each.model_id] or [None]
-            sql = "" if model is None else self._update(model, next_line=last + 1)
+            own = [each for each in self._models if each.model_id == self._ids[last]]
+            sql = self._update(own[0], next_line=last + 1) if own else ""
         else:
             sql = self._batch.update(lines_cut=last + 1)
         yield Fault(

@@ -40,4 +40,5 @@ def _literal(value: object) -> str:
             return f"X'{value.hex()}'"
         case int():
             return f"{value:d}"
-    return "'" + str(value).replace("'", "''") + "'"
+        case _:
+            return "'" + str(value).replace("'", "''") + "'"
