@@ -167,12 +167,12 @@ def record(connection: sa.Connection, frame: Frame, *, now_ms: int, lease_ms: in
         admission = results.admit_results(blocks, frame.records, total=batch.lines_total)
     except ValueError as error:
         raise InvalidRequestError(f"A result of no line of the batch: {error}.") from error
-    if not admission.tally.lines:
+    if admission.tally.lines:
+        _write(connection, frame, blocks, admission, version=batch.version + 1)
+        blocks.update(admission.blocks)
+    else:
         _drop_blob(connection, frame)
-        _keep_alive(connection, ticket, chunk, now_ms, lease_ms)
-        return Recorded()
-    _write(connection, frame, blocks, admission, version=batch.version + 1)
-    blocks.update(admission.blocks)
+    # Also where nothing won: the lines may have got their results through another chunk.
     if chunk.state == chunks_repo.DONE or results.remaining_ranges(blocks, lines):
         _keep_alive(connection, ticket, chunk, now_ms, lease_ms)
     else:

@@ -1,5 +1,6 @@
 """A poison line is found within ceil(log2 n) + 3 deaths, and its neighbours succeed."""
 
+import asyncio
 import math
 
 import pytest
@@ -10,6 +11,7 @@ from tests.integration.store_work.harness import Store, ranges_of
 
 pytestmark = pytest.mark.integration
 
+MAX_ATTEMPTS = 3
 COMPLETED = batches_pb2.BATCH_STATUS_COMPLETED
 
 
@@ -201,3 +203,24 @@ async def test_a_death_changes_nothing_of_a_batch_that_stops(store: Store) -> No
     batch = await store.get(batch_id)
     assert batch.status == batches_pb2.BATCH_STATUS_CANCELLED
     assert batch.request_counts == batches_pb2.RequestCounts(total=3)
+
+
+async def test_a_late_result_of_a_line_about_to_be_given_up_counts_and_holds_nobody_up(
+    store: Store,
+) -> None:
+    batch_id = await store.batch(2)
+    (dispatch,) = await store.cut((batch_id, 2))
+    silent = await store.open(dispatch, "e0")
+    await store.beat({silent.token: [(0, 1)]}, "e0")
+    store.clock.advance(20)
+    for _ in range(MAX_ATTEMPTS):
+        (alone,) = [each for each in await store.reclaim() if each.alone]
+        attempt = await store.open(alone, "e1")
+        await store.died({attempt.token: [(0, 1)]}, "e1")
+
+    await store.finish(silent.token, [0], batch_id)
+    async with asyncio.timeout(10):
+        await store.ender.run_once()
+
+    assert (await store.get(batch_id)).request_counts.completed == 1
+    assert (await store.get(batch_id)).request_counts.failed == 0
