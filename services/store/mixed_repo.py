@@ -42,34 +42,42 @@ WAITING: Final = (
 """Batches of several models, once for each pool for which they have lines to cut."""
 
 
-def seqs(pool_id: str) -> "sa.Select[tuple[int]]":
-    """Return the question for the `seq` of all that have lines to cut for a pool."""
-    return (
-        sa.select(batch_models.c.seq)
-        .join(batches, batches.c.id == batch_models.c.batch_id)
-        .where(sa.text(UNCUT_WHERE), sa.text(WINDOW_WHERE), batch_models.c.pool_id == pool_id)
-        .distinct()
+SEQS: Final = (
+    sa.select(batch_models.c.seq)
+    .join(batches, batches.c.id == batch_models.c.batch_id)
+    .where(
+        sa.text(UNCUT_WHERE),
+        sa.text(WINDOW_WHERE),
+        batch_models.c.pool_id == sa.bindparam("pool_id"),
     )
+    .distinct()
+)
+"""The `seq` of all that have lines to cut for a pool."""
+
+_WINDOW: Final = (
+    WAITING.add_columns(
+        batches.c.project_id,
+        sa.func.sum(batch_models.c.lines).label("lines_total"),
+        sa.func.sum(batch_models.c.cut).label("lines_cut"),
+        batches.c.lines_done,
+        batches.c.expires_ms,
+        batches.c.input_bytes,
+        batches.c.lines_total.label("all_lines"),
+        sa.func.count().label("models"),
+    )
+    .where(
+        batch_models.c.pool_id == sa.bindparam("pool_id"),
+        batches.c.expires_ms > sa.bindparam("now_ms"),
+    )
+    .order_by(batch_models.c.seq)
+    .limit(sa.bindparam("most"))
+)
 
 
 def window_of(connection: sa.Connection, pool_id: str, limit: int, now_ms: int) -> list[Row]:
     """Return the first batches that have lines to cut for a pool; counts are the pool's own."""
-    query = (
-        WAITING.add_columns(
-            batches.c.project_id,
-            sa.func.sum(batch_models.c.lines).label("lines_total"),
-            sa.func.sum(batch_models.c.cut).label("lines_cut"),
-            batches.c.lines_done,
-            batches.c.expires_ms,
-            batches.c.input_bytes,
-            batches.c.lines_total.label("all_lines"),
-            sa.func.count().label("models"),
-        )
-        .where(batch_models.c.pool_id == pool_id, batches.c.expires_ms > now_ms)
-        .order_by(batch_models.c.seq)
-        .limit(limit)
-    )
-    return list(connection.execute(query))
+    values = {"pool_id": pool_id, "now_ms": now_ms, "most": limit}
+    return list(connection.execute(_WINDOW, values))
 
 
 @dataclass(slots=True)

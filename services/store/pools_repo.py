@@ -82,12 +82,21 @@ def _chosen(row: Row, waits: Sequence[str], known: Mapping[str, Pool]) -> str | 
     return first
 
 
+_POOLS: Final = sa.select(
+    pools.c.id,
+    pools.c.executors_alive,
+    pools.c.executors_ready,
+    pools.c.engine_revision,
+    pools.c.reported_ms,
+).where(pools.c.id.in_(sa.bindparam("names", expanding=True)))
+
+
 def _pools(connection: sa.Connection, names: Iterable[str], now_ms: int) -> dict[str, Pool]:
     wanted = sorted(names)
     if not wanted:
         return {}
     found = {}
-    for row in connection.execute(sa.select(pools).where(pools.c.id.in_(wanted))):
+    for row in connection.execute(_POOLS, {"names": wanted}):
         heard = row.reported_ms is not None and row.reported_ms > now_ms - STALE_MS
         found[row.id] = Pool(
             id=row.id,
@@ -98,31 +107,41 @@ def _pools(connection: sa.Connection, names: Iterable[str], now_ms: int) -> dict
     return found
 
 
+def _between() -> sa.Subquery:
+    """The `seq` of the batches with lines to hand out for a pool, from `low` on, before `high`.
+
+    The first of them in order, `MOST_AHEAD` of one model and as many of several.
+    """
+    single = sa.select(batches.c.seq).where(
+        sa.text(WINDOW_WHERE),
+        batches.c.pool_id == sa.bindparam("pool_id"),
+        batches.c.mixed.is_(False),
+    )
+    halves = []
+    for query in (single, mixed_repo.SEQS):
+        seq = query.selected_columns[0]
+        span = query.where(seq >= sa.bindparam("low"), seq < sa.bindparam("high"))
+        half = span.order_by(seq).limit(sa.bindparam("most")).subquery()
+        halves.append(sa.select(half.c.seq))
+    return sa.union_all(*halves).subquery()
+
+
+# Made once: making them costs more than running them.
+_BETWEEN: Final = sa.select(_between().c.seq)
+_BEFORE: Final = sa.select(sa.func.count()).select_from(_between())
+
+
 def _ahead(connection: sa.Connection, pool_id: str, rows: Sequence[Row]) -> dict[str, int]:
     """How many batches with lines to hand out for a pool come before each of these."""
     if not rows:
         return {}
     first, last = min(row.seq for row in rows), max(row.seq for row in rows)
-    single = sa.select(batches.c.seq).where(
-        sa.text(WINDOW_WHERE), batches.c.pool_id == pool_id, batches.c.mixed.is_(False)
-    )
-    mixed = mixed_repo.seqs(pool_id)
-
-    def between(low: int, high: int) -> sa.Subquery:
-        """The first batches in order from `low` on and before `high`."""
-        halves = [_span(query, low, high).subquery() for query in (single, mixed)]
-        return sa.union_all(*(sa.select(half.c.seq) for half in halves)).subquery()
-
-    before = connection.scalar(sa.select(sa.func.count()).select_from(between(0, first))) or 0
+    span = {"pool_id": pool_id, "low": 0, "high": first, "most": MOST_AHEAD}
+    before: int = connection.execute(_BEFORE, span).scalar_one()
     seqs: list[int] = []
     if last > first and before < MOST_AHEAD:
-        seqs = sorted(connection.scalars(sa.select(between(first, last).c.seq)))
+        seqs = sorted(connection.scalars(_BETWEEN, {**span, "low": first, "high": last}))
     return {row.id: min(MOST_AHEAD, before + bisect_left(seqs, row.seq)) for row in rows}
-
-
-def _span(query: "sa.Select[tuple[int]]", low: int, high: int) -> "sa.Select[tuple[int]]":
-    seq = query.selected_columns[0]
-    return query.where(seq >= low, seq < high).order_by(seq).limit(MOST_AHEAD)
 
 
 def _waits(row: Row) -> bool:

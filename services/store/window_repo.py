@@ -39,6 +39,31 @@ def pool_ids(connection: sa.Connection) -> list[str]:
     return list(connection.scalars(query))
 
 
+_WINDOW: Final = (
+    sa.select(
+        batches.c.id,
+        batches.c.seq,
+        batches.c.project_id,
+        batches.c.pool_id,
+        batches.c.lines_total,
+        batches.c.lines_cut,
+        batches.c.lines_done,
+        batches.c.expires_ms,
+        batches.c.input_bytes,
+        batches.c.lines_total.label("all_lines"),
+        sa.literal(1).label("models"),
+    )
+    .where(
+        sa.text(WINDOW_WHERE),
+        batches.c.pool_id == sa.bindparam("pool_id"),
+        batches.c.mixed.is_(False),
+        batches.c.expires_ms > sa.bindparam("now_ms"),
+    )
+    .order_by(batches.c.seq)
+    .limit(sa.bindparam("most"))
+)
+
+
 def window(
     connection: sa.Connection, *, pools: Sequence[str], limit: int, now_ms: int
 ) -> list[Row]:
@@ -48,33 +73,10 @@ def window(
     """
     found: list[Row] = []
     for pool_id in pools:
-        mixed = mixed_repo.window_of(connection, pool_id, limit, now_ms)
-        single = list(
-            connection.execute(
-                sa.select(
-                    batches.c.id,
-                    batches.c.seq,
-                    batches.c.project_id,
-                    batches.c.pool_id,
-                    batches.c.lines_total,
-                    batches.c.lines_cut,
-                    batches.c.lines_done,
-                    batches.c.expires_ms,
-                    batches.c.input_bytes,
-                    batches.c.lines_total.label("all_lines"),
-                    sa.literal(1).label("models"),
-                )
-                .where(
-                    sa.text(WINDOW_WHERE),
-                    batches.c.pool_id == pool_id,
-                    batches.c.mixed.is_(False),
-                    batches.c.expires_ms > now_ms,
-                )
-                .order_by(batches.c.seq)
-                .limit(limit)
-            )
-        )
-        found.extend(sorted([*single, *mixed], key=lambda row: int(row.seq))[:limit])
+        values = {"pool_id": pool_id, "now_ms": now_ms, "most": limit}
+        rows: list[Row] = list(connection.execute(_WINDOW, values))
+        rows.extend(mixed_repo.window_of(connection, pool_id, limit, now_ms))
+        found.extend(sorted(rows, key=lambda row: int(row.seq))[:limit])
     return sorted(found, key=lambda row: int(row.seq))
 
 
