@@ -3,7 +3,7 @@
 import json
 import sys
 from pathlib import Path
-from typing import Any, Literal, NoReturn, cast, get_args
+from typing import Any, Literal, NoReturn, cast
 
 import click
 from openai import OpenAI
@@ -20,8 +20,7 @@ from services.cli.client import (
 )
 from services.cli.progress import choose_display, counts_of, follow, print_json, reason_of
 from services.cli.table import local_time, print_table
-
-Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
+from services.kit.endpoints import ENDPOINTS
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="For programs: JSON lines.")
 
@@ -58,7 +57,7 @@ def submit(
         batch = client.batches.create(
             input_file_id=uploaded.id,
             # Which endpoints and windows there are is the server's to say.
-            endpoint=cast(Endpoint, endpoint),
+            endpoint=cast(Any, endpoint),
             completion_window=cast(Literal["24h"], window),
             metadata=pairs or None,
         )
@@ -93,7 +92,7 @@ def _first_url(file: Path) -> str:
     if not isinstance(url, str):
         raise click.UsageError(
             f"the first line of {file.name} names no url; say which endpoint the requests are "
-            f"for with --endpoint, one of {', '.join(get_args(Endpoint))}"
+            f"for with --endpoint, one of {', '.join(ENDPOINTS)}"
         )
     return url
 

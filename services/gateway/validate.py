@@ -7,19 +7,12 @@ from typing import Any, Final, NoReturn
 import orjson
 
 from protos.nightshift.v1 import batches_pb2, files_pb2
+from services.kit.endpoints import ENDPOINTS
 from services.kit.errors import InvalidRequestError, NotFoundError
 from services.kit.ids import is_public_id
 
 PURPOSES: Final = ("fine-tune", "assistants", "batch", "user_data", "vision", "evals")
 """Purposes that an upload may have, in the order in which OpenAI lists them."""
-
-ENDPOINTS: Final = (
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/embeddings",
-    "/v1/responses",
-)
-"""Endpoints that a batch may run on."""
 
 MIN_EXPIRY_SECONDS: Final = 3_600
 MAX_EXPIRY_SECONDS: Final = 2_592_000

@@ -6,12 +6,12 @@ import sqlalchemy as sa
 
 from protos.nightshift.v1 import batches_pb2, batches_pb2_grpc, common_pb2
 from services.kit import rpc
+from services.kit.endpoints import ENDPOINTS
 from services.kit.errors import InvalidRequestError
 from services.kit.ids import BatchId
 from services.kit.interceptors import Call, metadata_value, project_of
 from services.store import batches_repo, idempotency_repo, pools_repo, uploading, usage_repo
 from services.store.context import Context
-from services.store.domain.explain import REQUIRED_FIELD
 from services.store.domain.waiting import Explanation
 from services.store.paging import page_of
 
@@ -31,8 +31,8 @@ class BatchesServicer(batches_pb2_grpc.BatchesServicer):
     ) -> batches_pb2.CreateBatchResponse:
         """See batches.proto."""
         project_id = project_of(context)
-        if request.endpoint not in REQUIRED_FIELD:
-            supported = ", ".join(f"'{endpoint}'" for endpoint in REQUIRED_FIELD)
+        if request.endpoint not in ENDPOINTS:
+            supported = ", ".join(f"'{endpoint}'" for endpoint in ENDPOINTS)
             raise InvalidRequestError(
                 f"Invalid value: '{request.endpoint}'. Supported values are: {supported}.",
                 code="invalid_value",

@@ -6,8 +6,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from protos.nightshift.v1 import models_pb2
+from services.kit.endpoints import ENDPOINTS
 from services.kit.errors import ConflictError, NotFoundError
-from services.store.domain.explain import REQUIRED_FIELD
 from services.store.models import models, pools
 
 Row = sa.Row[Any]
@@ -101,7 +101,7 @@ def delete(connection: sa.Connection, name: str) -> None:
 
 def served(rows: Sequence[Row]) -> dict[str, frozenset[str]]:
     """Return the endpoints of each model; a pool that has not said yet may serve any."""
-    return {row.name: frozenset(row.endpoints or REQUIRED_FIELD) for row in rows}
+    return {row.name: frozenset(row.endpoints or ENDPOINTS) for row in rows}
 
 
 def to_proto(row: Row) -> models_pb2.Model:

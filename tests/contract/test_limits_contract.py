@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator
-from typing import Final
+from typing import Final, Literal
 
 import nats
 import openai
@@ -18,7 +18,9 @@ from tests.contract.conftest import MAX_LINE_BYTES, NOBODY
 from tests.kit.batches import (
     COMPLETIONS,
     EMBEDDINGS,
+    RERANK,
     RESPONSES,
+    SCORE,
     Json,
     Watch,
     answer_to,
@@ -181,6 +183,40 @@ async def test_deleting_an_output_file_leaves_its_id(openai_client: AsyncOpenAI)
         await client.files.content(done.output_file_id)
 
 
+class Score(BaseModel):
+    """As vLLM's; no client of OpenAI's has it."""
+
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class Scores(BaseModel):
+    """The answer of /v1/score."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: Literal["simulated"]
+    data: list[Score]
+
+
+class Ranked(BaseModel):
+    """One document, with its place in the request."""
+
+    index: int
+    document: dict[str, str]
+    relevance_score: float
+
+
+class Ranking(BaseModel):
+    """The answer of /v1/rerank."""
+
+    id: str
+    model: Literal["simulated"]
+    results: list[Ranked]
+
+
 # contract: 66, 67, 73
 @pytest.mark.parametrize(
     ("url", "body", "shape"),
@@ -188,6 +224,8 @@ async def test_deleting_an_output_file_leaves_its_id(openai_client: AsyncOpenAI)
         (COMPLETIONS, {"prompt": "night"}, Completion),
         (EMBEDDINGS, {"input": "night"}, CreateEmbeddingResponse),
         (RESPONSES, {"input": "night"}, Response),
+        (SCORE, {"text_1": "night", "text_2": ["day", "night"]}, Scores),
+        (RERANK, {"query": "night", "documents": ["day", "night"]}, Ranking),
     ],
 )
 async def test_one_line_of_each_endpoint(
@@ -200,6 +238,14 @@ async def test_one_line_of_each_endpoint(
     answer = shape.model_validate(found.output[0]["response"]["body"])
     if isinstance(answer, Response):
         assert answer.output_text == answer_to("night")
+    if isinstance(answer, Scores):
+        assert [entry.index for entry in answer.data] == [0, 1]
+        assert answer.data[0].score < answer.data[1].score
+    if isinstance(answer, Ranking):
+        assert [(result.index, result.document) for result in answer.results] == [
+            (1, {"text": "night"}),
+            (0, {"text": "day"}),
+        ]
 
     # What is checked before it runs, by the same table as for chat.
     faulty = [
@@ -208,9 +254,8 @@ async def test_one_line_of_each_endpoint(
     ]
     done = await ended(openai_client, await submit(openai_client, faulty, endpoint=url))
     assert done.errors is not None
-    [field] = body
     assert [(e.line, e.code, e.param) for e in done.errors.data or []] == [
-        (1, "missing_required_parameter", f"body.{field}"),
+        *((1, "missing_required_parameter", f"body.{field}") for field in body),
         (2, "streaming_unsupported", "body.stream"),
     ]
 

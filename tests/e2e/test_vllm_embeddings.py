@@ -1,4 +1,4 @@
-"""vLLM with a pooling model serves embeddings, and nothing else."""
+"""vLLM with a pooling model serves embeddings and what they score, and nothing else."""
 
 import base64
 import importlib.metadata
@@ -11,13 +11,14 @@ import orjson
 import pytest
 import pytest_asyncio
 
-from services.executor.engines.base import (
+from services.executor.engines.base import EngineRequest, EngineResponse
+from services.executor.engines.vllm import VllmEngine
+from services.kit.endpoints import (
     CHAT_COMPLETIONS,
     EMBEDDINGS,
-    EngineRequest,
-    EngineResponse,
+    RERANK,
+    SCORE,
 )
-from services.executor.engines.vllm import VllmEngine
 from tests.kit.engine_contract import assert_envelope
 
 pytestmark = [
@@ -43,13 +44,17 @@ async def engine() -> AsyncIterator[VllmEngine]:
     await engine.close()
 
 
-async def embed(engine: VllmEngine, name: int, **fields: object) -> EngineResponse:
+async def ask(engine: VllmEngine, endpoint: str, name: int, **fields: object) -> EngineResponse:
     body = orjson.dumps({"model": "minilm", **fields})
-    return await engine.submit(EngineRequest(EMBEDDINGS, "minilm", body, f"{name:032x}", 1))
+    return await engine.submit(EngineRequest(endpoint, "minilm", body, f"{name:032x}", 1))
+
+
+async def embed(engine: VllmEngine, name: int, **fields: object) -> EngineResponse:
+    return await ask(engine, EMBEDDINGS, name, **fields)
 
 
 async def test_embeds(engine: VllmEngine) -> None:
-    assert engine.endpoints == {EMBEDDINGS}
+    assert engine.endpoints == {EMBEDDINGS, SCORE, RERANK}
     response = await embed(engine, 1, input=["a cat", "a kitten", "tax law"], priority=1)
     body = orjson.loads(response.body)
     assert response.status == 200
@@ -69,6 +74,50 @@ async def test_packs_vectors_when_asked(engine: VllmEngine) -> None:
     packed = base64.b64decode(orjson.loads(response.body)["data"][0]["embedding"])
     values = struct.unpack(f"<{len(packed) // 4}f", packed)
     assert math.isclose(sum(value * value for value in values), 1, abs_tol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2")],
+)
+async def test_scores(engine: VllmEngine, one: str, other: str) -> None:
+    texts = {one: "a cat", other: ["tax law", "a kitten", "a cat"]}
+    response = await ask(engine, SCORE, 8, **texts, priority=1)
+    body = orjson.loads(response.body)
+    assert response.status == 200, body
+    assert (body["object"], body["model"]) == ("list", "minilm")
+    assert [entry["index"] for entry in body["data"]] == [0, 1, 2]
+    tax, kitten, cat = [entry["score"] for entry in body["data"]]
+    assert tax + 0.2 < kitten < cat
+    assert math.isclose(cat, 1, abs_tol=1e-2)
+    assert response.usage.input_tokens == body["usage"]["prompt_tokens"] > 0
+    assert response.usage.output_tokens == 0
+
+
+async def test_reranks(engine: VllmEngine) -> None:
+    texts = ["tax law", "a kitten", "a cat"]
+    response = await ask(engine, RERANK, 9, query="a cat", documents=texts, top_n=2)
+    body = orjson.loads(response.body)
+    assert response.status == 200, body
+    assert [(found["index"], found["document"]["text"]) for found in body["results"]] == [
+        (2, "a cat"),
+        (1, "a kitten"),
+    ]
+    assert body["results"][0]["relevance_score"] > body["results"][1]["relevance_score"]
+    assert response.usage.input_tokens == body["usage"]["prompt_tokens"] > 0
+
+
+async def test_refuses_what_it_cannot_score(engine: VllmEngine) -> None:
+    assert_envelope(await ask(engine, SCORE, 10, text_1="x"))
+    assert_envelope(await ask(engine, SCORE, 11, text_1=["x", "y"], text_2=["x", "y", "z"]))
+    assert_envelope(await ask(engine, SCORE, 12, text_1="x", text_2="word " * 2_000))
+    assert_envelope(await ask(engine, RERANK, 13, query="x"))
+    assert_envelope(await ask(engine, RERANK, 14, query="x", documents=["x"], top_n=-1))
+    image = {"content": [{"type": "image_url", "image_url": {"url": "http://10.0.0.1/x.png"}}]}
+    assert (
+        "data:"
+        in assert_envelope(await ask(engine, RERANK, 15, query="x", documents=[image]))["message"]
+    )
 
 
 async def test_refuses(engine: VllmEngine) -> None:

@@ -20,6 +20,8 @@ CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
 EMBEDDINGS: Final = "/v1/embeddings"
 RESPONSES: Final = "/v1/responses"
+SCORE: Final = "/v1/score"
+RERANK: Final = "/v1/rerank"
 
 ENDED: Final = frozenset({"completed", "failed", "expired", "cancelled"})
 

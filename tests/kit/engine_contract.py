@@ -11,14 +11,16 @@ import orjson
 import pytest
 
 from services.executor.engines.base import (
-    CHAT_COMPLETIONS,
-    COMPLETIONS,
     Answer,
     Engine,
     EngineDead,
     EngineRequest,
     EngineResponse,
     RequestAborted,
+)
+from services.kit.endpoints import (
+    CHAT_COMPLETIONS,
+    COMPLETIONS,
 )
 from tests.kit.eventually import eventually
 

@@ -60,11 +60,18 @@ def plain(data: bytes, max_line_bytes: int) -> Plain:
 Fault = tuple[int, str, str | None]
 """Physical line, code, param."""
 
-REQUIRED: Final = {
-    "/v1/chat/completions": "messages",
-    "/v1/completions": "prompt",
-    "/v1/embeddings": "input",
-    "/v1/responses": "input",
+REQUIRED: Final[dict[str, list[tuple[str, ...]]]] = {
+    "/v1/chat/completions": [("messages",)],
+    "/v1/completions": [("prompt",)],
+    "/v1/embeddings": [("input",)],
+    "/v1/responses": [("input",)],
+    "/v1/score": [
+        ("text_1", "text_2"),
+        ("queries", "documents"),
+        ("queries", "items"),
+        ("data_1", "data_2"),
+    ],
+    "/v1/rerank": [("query", "documents")],
 }
 UNREADABLE: Final = {
     "too long": "line_too_long",
@@ -127,12 +134,21 @@ def _of_line(line: dict[str, Any], endpoint: str) -> Iterator[tuple[str, str]]:
     if isinstance(line.get("url"), str) and line["url"] != endpoint:
         yield "invalid_url", "url"
     if _has_body(line):
-        field_name = REQUIRED[endpoint]
         ours = line.get("url") is None or line["url"] == endpoint
-        if ours and line["body"].get(field_name) is None:
-            yield MISSING, f"body.{field_name}"
+        if ours:
+            yield from ((MISSING, f"body.{name}") for name in _lacking(line["body"], endpoint))
         if line["body"].get("stream") is True:
             yield "streaming_unsupported", "body.stream"
+
+
+def _lacking(body: dict[str, Any], endpoint: str) -> list[str]:
+    """The names missing of the fields' set of which the fewest are."""
+    best: list[str] | None = None
+    for names in REQUIRED[endpoint]:
+        missing = [name for name in names if body.get(name) is None]
+        if best is None or len(missing) < len(best):
+            best = missing
+    return best or []
 
 
 def _of_model(

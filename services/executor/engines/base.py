@@ -16,11 +16,6 @@ from typing import Any, Protocol
 import msgspec
 import orjson
 
-CHAT_COMPLETIONS = "/v1/chat/completions"
-COMPLETIONS = "/v1/completions"
-EMBEDDINGS = "/v1/embeddings"
-RESPONSES = "/v1/responses"
-
 STALL_LIMIT_SECONDS = 60.0
 """An engine that has work and makes no step for this long is dead, whatever it says itself."""
 
@@ -184,7 +179,7 @@ def refusal(
 
 
 def usage_of(body: dict[str, Any]) -> Usage:
-    """Token counts of an OpenAI response body (chat, completions, embeddings, responses).
+    """Token counts of an OpenAI response body (of any endpoint).
 
     Missing or odd values count 0: usage is bookkeeping and must never fail a line.
     """

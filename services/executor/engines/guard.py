@@ -9,13 +9,13 @@ from typing import Any
 
 import orjson
 
-from services.executor.engines.base import (
+from services.executor.engines.base import EngineRequest, EngineResponse, refusal
+from services.kit.endpoints import (
     CHAT_COMPLETIONS,
     COMPLETIONS,
+    RERANK,
     RESPONSES,
-    EngineRequest,
-    EngineResponse,
-    refusal,
+    SCORE,
 )
 
 DROPPED = frozenset(
@@ -98,7 +98,9 @@ def guarded_body(
     unlimited = bool(limits) and all(guarded.get(name) is None for name in limits)
     if unlimited and default_max_tokens is not None:
         guarded[limits[0]] = default_max_tokens
-    for name in ("messages", "input"):
+    # What is scored has many names; there, no field may name foreign media.
+    scored = request.endpoint in (SCORE, RERANK)
+    for name in tuple(guarded) if scored else ("messages", "input"):
         _refuse_foreign_media(guarded.get(name), name)
     return guarded
 

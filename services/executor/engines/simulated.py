@@ -20,14 +20,13 @@ from services.executor.engines.base import (
     RequestAborted,
 )
 from services.executor.engines.simulated_answers import (
-    ENDPOINTS,
-    MAX_WORDS,
     Faults,
-    Refused,
     answer,
     fast_chat,
     read_body,
 )
+from services.executor.engines.simulated_texts import MAX_WORDS, Refused
+from services.kit.endpoints import ENDPOINTS
 
 DEFAULT_SEATS = 64
 _VERSION = "1"
@@ -55,7 +54,7 @@ class SimulatedEngine:
     """
 
     name = "simulated"
-    endpoints = ENDPOINTS
+    endpoints = frozenset(ENDPOINTS)
     context_length: int | None = MAX_WORDS
 
     def __init__(

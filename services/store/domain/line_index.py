@@ -22,6 +22,13 @@ import orjson
 import xxhash
 
 from services.store.domain import names
+from services.store.domain.body_fields import (
+    HAS_INPUT,
+    HAS_MESSAGES,
+    HAS_PROMPT,
+    SCORING_FIELDS,
+    scoring_flags,
+)
 from services.store.domain.names import Names
 from services.store.domain.shape import HEAD_BYTES, Shape, look_at
 
@@ -41,9 +48,7 @@ METHOD_POST: Final = 1 << 2
 URL_STRING: Final = 1 << 3
 BODY_OBJECT: Final = 1 << 4
 MODEL_STRING: Final = 1 << 5
-HAS_MESSAGES: Final = 1 << 6
-HAS_PROMPT: Final = 1 << 7
-HAS_INPUT: Final = 1 << 8
+# Bits 6 to 8, 13 and 14 are in `body_fields`.
 STREAM: Final = 1 << 9
 NOT_UTF8: Final = 1 << 10
 NOT_JSON: Final = 1 << 11
@@ -377,6 +382,8 @@ def _body_flags(body: dict[str, Any]) -> int:
         flags |= HAS_PROMPT
     if body.get("input") is not None:
         flags |= HAS_INPUT
+    if not SCORING_FIELDS.isdisjoint(body):
+        flags |= scoring_flags(body)
     if body.get("stream") is True:
         flags |= STREAM
     return flags

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from services.store.domain import line_index as li
+from services.store.domain.body_fields import FIELD_FLAG
 from services.store.domain.explain import (
-    REQUIRED_FIELD,
     BatchError,
     Expectation,
     custom_id_of,
@@ -28,11 +28,6 @@ from services.store.domain.line_index import LineIndex
 
 Ordinals = npt.NDArray[np.uint32]
 
-_FIELD_FLAG: Final = {
-    "messages": li.HAS_MESSAGES,
-    "prompt": li.HAS_PROMPT,
-    "input": li.HAS_INPUT,
-}
 _ALWAYS: Final = (
     li.OBJECT | li.CUSTOM_ID_OK | li.METHOD_POST | li.URL_STRING | li.BODY_OBJECT | li.MODEL_STRING
 )
@@ -87,9 +82,9 @@ def check_input(
     """Checks every line by its 24 bytes.
 
     `served_models`: the endpoints of each model that may be asked for. Raises KeyError for an
-    endpoint outside `REQUIRED_FIELD`.
+    endpoint outside `FIELD_FLAG`.
     """
-    required = _ALWAYS | _FIELD_FLAG[REQUIRED_FIELD[endpoint]]
+    required = _ALWAYS | FIELD_FLAG[endpoint]
     none = np.zeros(0, np.uint32)
     if not index.lines:
         return Verdict(0, None, empty_file(), none, none, none)

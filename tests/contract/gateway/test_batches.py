@@ -179,7 +179,10 @@ def expiry(**fields: Any) -> dict[str, Any]:
     return {**GOOD, "output_expires_after": fields}
 
 
-ENDPOINTS = "'/v1/chat/completions', '/v1/completions', '/v1/embeddings' and '/v1/responses'"
+ENDPOINTS = (
+    "'/v1/chat/completions', '/v1/completions', '/v1/embeddings', '/v1/responses', '/v1/score' "
+    "and '/v1/rerank'"
+)
 MISSING = "missing_required_parameter"
 
 BAD_BODIES: list[tuple[Any, str, str | None, str]] = [

@@ -18,6 +18,7 @@ from services.gateway.keys import KeyAuth
 from services.gateway.limits import RequestLimiter
 from services.kit import ids, rpc
 from services.kit.clock import SystemClock
+from services.kit.endpoints import ENDPOINTS
 from services.kit.errors import ConflictError
 from tests.kit.public_store import ScriptedStore, batch_id, file_id, make_batch, make_file
 
@@ -102,7 +103,7 @@ async def test_limits_are_those_of_the_code() -> None:
     schemas = DESCRIPTION["components"]["schemas"]
     create = schemas["CreateBatch"]["properties"]
     assert tuple(schemas["UploadPurpose"]["enum"]) == validate.PURPOSES
-    assert tuple(create["endpoint"]["enum"]) == validate.ENDPOINTS
+    assert tuple(create["endpoint"]["enum"]) == ENDPOINTS
     seconds = create["output_expires_after"]["properties"]["seconds"]
     assert seconds["minimum"] == validate.MIN_EXPIRY_SECONDS
     assert seconds["maximum"] == validate.MAX_EXPIRY_SECONDS

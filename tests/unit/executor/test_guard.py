@@ -5,14 +5,16 @@ from typing import Any
 import orjson
 import pytest
 
-from services.executor.engines.base import (
+from services.executor.engines.base import EngineRequest
+from services.executor.engines.guard import DROPPED, BodyRefused, guarded_body
+from services.kit.endpoints import (
     CHAT_COMPLETIONS,
     COMPLETIONS,
     EMBEDDINGS,
+    RERANK,
     RESPONSES,
-    EngineRequest,
+    SCORE,
 )
-from services.executor.engines.guard import DROPPED, BodyRefused, guarded_body
 from tests.kit.engine_contract import assert_envelope
 
 pytestmark = pytest.mark.unit
@@ -147,3 +149,25 @@ def test_a_responses_media_comes_inside() -> None:
             responses_guarded(input=[{"role": "user", "content": [part]}])
     functions = [{"type": "function", "name": "f", "parameters": {}}]
     assert responses_guarded(tools=functions)["tools"] == functions
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "field"),
+    [
+        *((SCORE, name) for name in ("text_1", "queries", "documents", "items", "data_2")),
+        (RERANK, "query"),
+        (RERANK, "documents"),
+    ],
+)
+def test_what_is_scored_comes_inside(endpoint: str, field: str) -> None:
+    def guarded(address: str) -> dict[str, Any]:
+        part = {"type": "image_url", "image_url": {"url": address}}
+        raw = orjson.dumps({field: [{"content": [part]}], "priority": -1, "top_n": 3})
+        return guarded_body(EngineRequest(endpoint, "served", raw, "b" * 32, 1))
+
+    with pytest.raises(BodyRefused) as refused:
+        guarded("http://10.0.0.1/x.png")
+    assert assert_envelope(refused.value.response)["param"] == field
+    body = guarded("data:image/png;base64,AA==")
+    assert (body["model"], body["request_id"], body["top_n"]) == ("served", "b" * 32, 3)
+    assert "priority" not in body

@@ -12,16 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.responses import Response
 
-from services.executor.engines.base import (
+from services.executor.engines.base import EngineRequest, EngineResponse, Usage
+from services.executor.engines.simulated_answers import MAX_OUTPUT_BYTES, answer, fast_chat
+from services.kit.endpoints import (
     CHAT_COMPLETIONS,
     COMPLETIONS,
     EMBEDDINGS,
+    RERANK,
     RESPONSES,
-    EngineRequest,
-    EngineResponse,
-    Usage,
+    SCORE,
 )
-from services.executor.engines.simulated_answers import MAX_OUTPUT_BYTES, answer, fast_chat
 from tests.kit.engine_contract import assert_envelope
 
 pytestmark = pytest.mark.unit
@@ -164,8 +164,69 @@ def test_responses(given: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ("one", "other"),
+    [("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2")],
+)
+def test_scores(one: str, other: str) -> None:
+    body = {"model": "m", one: "a b", other: ["c", "a b", {"content": [{"text": "c"}]}]}
+    response = answer(request(body, SCORE), NOW)
+    found = body_of(response)
+    assert (found["object"], found["created"], found["model"]) == ("list", NOW, "m")
+    assert [(entry["object"], entry["index"]) for entry in found["data"]] == [
+        ("score", 0),
+        ("score", 1),
+        ("score", 2),
+    ]
+    scores = [entry["score"] for entry in found["data"]]
+    assert math.isclose(scores[1], 1)
+    assert -1 < scores[0] == scores[2] < 0.99
+    assert response.usage == Usage(input_tokens=6)
+    assert found["usage"] == {"prompt_tokens": 6, "total_tokens": 6}
+    assert answer(request(body, SCORE), NOW) == response
+
+
+def test_scores_of_pairs() -> None:
+    pairs = {"text_1": ["a", "b", "c"], "text_2": ["c", "b", "a"]}
+    response = answer(request({"model": "m", **pairs}, SCORE), NOW)
+    scores = [entry["score"] for entry in body_of(response)["data"]]
+    assert math.isclose(scores[1], 1)
+    assert scores[0] == scores[2] < 0.99
+
+
+def test_rerank() -> None:
+    texts = ["c", "d e", "a b", "f"]
+    body = {"model": "m", "query": "a b", "documents": texts}
+    response = answer(request(body, RERANK), NOW)
+    results = body_of(response)["results"]
+    assert results[0]["index"] == 2
+    assert math.isclose(results[0]["relevance_score"], 1)
+    assert sorted(result["index"] for result in results) == [0, 1, 2, 3]
+    assert all(result["document"] == {"text": texts[result["index"]]} for result in results)
+    scores = [result["relevance_score"] for result in results]
+    assert scores == sorted(scores, reverse=True)
+    assert response.usage == Usage(input_tokens=8)
+    for top_n, kept in ((0, 4), (None, 4), (2, 2), (9, 4)):
+        some = body_of(answer(request({**body, "top_n": top_n}, RERANK), NOW))
+        assert some["results"] == results[:kept]
+    [only] = body_of(answer(request({**body, "documents": "x"}, RERANK), NOW))["results"]
+    assert (only["index"], only["document"]) == (0, {"text": "x"})
+
+
+@pytest.mark.parametrize(
     ("endpoint", "body"),
     [
+        (SCORE, {"model": "m"}),
+        (SCORE, {"model": "m", "text_1": "x"}),
+        (SCORE, {"model": "m", "text_1": "x", "text_2": []}),
+        (SCORE, {"model": "m", "text_1": "x", "text_2": 5}),
+        (SCORE, {"model": "m", "text_1": ["x", "y"], "text_2": ["x", "y", "z"]}),
+        (SCORE, {"model": "m", "text_1": "x", "text_2": "w " * 100_001}),
+        (SCORE, {"model": "m", "text_1": "x", "text_2": ["x"] * 10_001}),
+        (RERANK, {"model": "m", "query": "x"}),
+        (RERANK, {"model": "m", "documents": ["x"]}),
+        (RERANK, {"model": "m", "query": ["x"], "documents": ["x"]}),
+        (RERANK, {"model": "m", "query": "x", "documents": ["x"], "top_n": -1}),
+        (RERANK, {"model": "m", "query": "x", "documents": ["x"], "top_n": "all"}),
         (COMPLETIONS, {"model": "m"}),
         (COMPLETIONS, {"model": "m", "prompt": []}),
         (COMPLETIONS, {"model": "m", "prompt": {"a": 1}}),

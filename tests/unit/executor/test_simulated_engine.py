@@ -8,13 +8,15 @@ import orjson
 import pytest
 
 from services.executor.engines.base import (
-    CHAT_COMPLETIONS,
     EngineDead,
     EngineRequest,
     EngineResponse,
     RequestAborted,
 )
 from services.executor.engines.simulated import SimulatedEngine
+from services.kit.endpoints import (
+    CHAT_COMPLETIONS,
+)
 from tests.kit.eventually import eventually
 
 pytestmark = pytest.mark.unit

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from services.store.domain import line_index, names
+from services.store.domain import body_fields, line_index, names
 from services.store.domain.line_index import ANOTHER, IndexFormatError, LineIndex, LineIndexer
 from services.store.domain.shape import Shape, refusal
 from tests.kit.jsonl_files import CHAT, MAX_LINE, files
-from tests.kit.plain_lines import plain
+from tests.kit.plain_lines import REQUIRED, plain
 
 pytestmark = pytest.mark.unit
 
@@ -38,6 +38,10 @@ def index_of(*feeds: bytes, max_lines: int = MAX_LINES, max_line_bytes: int = 10
 # --- the plain parser ----------------------------------------------------------------------------
 
 
+def has(body: dict[str, Any] | None, *names: str) -> bool:
+    return body is not None and all(body.get(name) is not None for name in names)
+
+
 def plain_flags(value: Any) -> int:
     faults = {
         "too long": line_index.TOO_LONG,
@@ -58,9 +62,11 @@ def plain_flags(value: Any) -> int:
         line_index.URL_STRING: isinstance(line.get("url"), str),
         line_index.BODY_OBJECT: body is not None,
         line_index.MODEL_STRING: body is not None and isinstance(body.get("model"), str),
-        line_index.HAS_MESSAGES: body is not None and body.get("messages") is not None,
-        line_index.HAS_PROMPT: body is not None and body.get("prompt") is not None,
-        line_index.HAS_INPUT: body is not None and body.get("input") is not None,
+        body_fields.HAS_MESSAGES: has(body, "messages"),
+        body_fields.HAS_PROMPT: has(body, "prompt"),
+        body_fields.HAS_INPUT: has(body, "input"),
+        body_fields.HAS_PAIR: any(has(body, *pair) for pair in REQUIRED["/v1/score"]),
+        body_fields.HAS_QUERY: has(body, "query", "documents"),
         line_index.STREAM: body is not None and body.get("stream") is True,
     }
     return sum(flag for flag, holds in facts.items() if holds)

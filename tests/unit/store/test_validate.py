@@ -9,10 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.kit.endpoints import ENDPOINTS, RERANK, SCORE
 from services.store.domain import line_index, validate
-from services.store.domain.explain import REQUIRED_FIELD, BatchError, Expectation, explain_line
+from services.store.domain.body_fields import FIELD_FLAG
+from services.store.domain.explain import BatchError, Expectation, explain_line
 from services.store.domain.line_index import LineIndex, LineIndexer
 from services.store.domain.validate import IndexMismatchError, Limits, Verdict
+from tests.kit.plain_lines import REQUIRED
 
 pytestmark = pytest.mark.unit
 
@@ -20,7 +23,7 @@ CHAT = "/v1/chat/completions"
 SERVED = {
     "m": frozenset({CHAT, "/v1/completions"}),
     "m2": frozenset({CHAT}),
-    "e": frozenset({"/v1/embeddings"}),
+    "e": frozenset({"/v1/embeddings", "/v1/responses", SCORE, RERANK}),
 }
 LIMITS = Limits(max_batch_lines=200, max_reported_errors=100, max_line_bytes=3000)
 DROP = object()
@@ -128,7 +131,7 @@ def test_a_sound_file() -> None:
             request(body={"model": "e"}),
             "invalid_value",
             "body.model",
-            f"does not serve '{CHAT}'. It serves: '/v1/embeddings'.",
+            f"'{CHAT}'. It serves: '/v1/embeddings', '{RERANK}', '/v1/responses', '{SCORE}'.",
         ),
         (request(body={"model": "m2"}), "mismatched_model", "body.model", "'m2' differs from 'm'"),
         (
@@ -219,15 +222,42 @@ def test_no_line_names_the_endpoint() -> None:
     assert faults_of(line) == [("invalid_url", "url", 1), ("model_not_found", "body.model", 1)]
 
 
-@pytest.mark.parametrize("endpoint", sorted(REQUIRED_FIELD))
-def test_every_endpoint(endpoint: str) -> None:
-    field = REQUIRED_FIELD[endpoint]
-    model = "e" if field == "input" else "m"
-    body = {"model": model, "messages": DROP, field: "hello"}
+def test_what_is_checked_is_what_may_be_asked_for() -> None:
+    assert tuple(FIELD_FLAG) == ENDPOINTS
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "fields"),
+    [(endpoint, fields) for endpoint in ENDPOINTS for fields in REQUIRED[endpoint]],
+)
+def test_every_endpoint(endpoint: str, fields: tuple[str, ...]) -> None:
+    model = next(name for name, endpoints in SERVED.items() if endpoint in endpoints)
+    body = {"model": model, "messages": DROP} | dict.fromkeys(fields, "hello")
     assert check(request(url=endpoint, body=body), endpoint)[1] == []
-    body[field] = DROP
-    (error,) = check(request(url=endpoint, body=body), endpoint)[1]
-    assert (error.code, error.param) == ("missing_required_parameter", f"body.{field}")
+    for field in fields:
+        for gone in (DROP, None):
+            (error,) = check(request(url=endpoint, body=body | {field: gone}), endpoint)[1]
+            # Queries are scored with documents or items; the former are named.
+            named = "documents" if field == "items" else field
+            assert (error.code, error.param) == ("missing_required_parameter", f"body.{named}")
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body", "missing"),
+    [
+        (SCORE, {}, ["text_1", "text_2"]),
+        (SCORE, {"text_1": "x"}, ["text_2"]),
+        (SCORE, {"data_2": "x"}, ["data_1"]),
+        (SCORE, {"text_1": "x", "data_2": "x"}, ["text_2"]),
+        (SCORE, {"text_1": "x", "queries": "x", "items": []}, []),
+        (RERANK, {}, ["query", "documents"]),
+        (RERANK, {"query": "x", "text_2": "x"}, ["documents"]),
+    ],
+)
+def test_what_is_missing_of_scored_lines(endpoint: str, body: Any, missing: list[str]) -> None:
+    line = request(url=endpoint, body={"model": "e", "messages": DROP, **body})
+    found = [(error.code, error.param) for error in check(line, endpoint)[1]]
+    assert found == [("missing_required_parameter", f"body.{name}") for name in missing]
 
 
 def test_an_endpoint_unknown_here_is_a_callers_mistake() -> None:
