@@ -90,15 +90,19 @@ endif
 
 # --- checks --------------------------------------------------------------------------------------
 
+# A file's tests stay in one process, so that they share what they start.
+BESIDE := -n 4 --dist loadfile
+
 .PHONY: test
 test: setup ## All tests, vLLM included
 	@$(BIN)/python -m services.executor.small_model >/dev/null
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest --ignore=tests/e2e $(BESIDE) $(ARGS)
+	@# One after the other: each engine wants both cores.
+	@$(BIN)/python -m pytest tests/e2e $(ARGS)
 
 .PHONY: test-fast
-test-fast: setup-fast ## All tests that need no vLLM
-	@NIGHTSHIFT_FUZZ_SECONDS=$${NIGHTSHIFT_FUZZ_SECONDS:-8} \
-		$(BIN)/python -m pytest --ignore=tests/e2e -m 'not e2e' $(ARGS)
+test-fast: setup-fast ## The quick tests: no vLLM, no kills, no long waits
+	@$(BIN)/python -m pytest --ignore=tests/e2e -m 'not e2e and not slow' $(BESIDE) $(ARGS)
 
 MINUTES ?= 10
 .PHONY: fuzz

@@ -19,7 +19,12 @@ from tests.chaos.stage import Scene, Stage, played
 from tests.kit.batches import Json, Outcome, Watch, chats, create, jsonl, upload
 from tests.kit.eventually import eventually
 
-pytestmark = [pytest.mark.chaos, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
+pytestmark = [
+    pytest.mark.chaos,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(120),
+    pytest.mark.slow,
+]
 
 SEATS = 64
 ACK_WAIT_SECONDS = 10.0

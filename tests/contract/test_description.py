@@ -11,7 +11,7 @@ import pytest
 from tests.kit.fuzz import answered, fuzz, fuzzed_system
 from tests.kit.up import is_running
 
-pytestmark = pytest.mark.contract
+pytestmark = [pytest.mark.contract, pytest.mark.slow]
 
 SECONDS = float(os.environ.get("NIGHTSHIFT_FUZZ_SECONDS", "60"))
 SEED = 1

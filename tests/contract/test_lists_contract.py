@@ -17,7 +17,7 @@ from tests.contract.test_files_contract import error_of
 from tests.kit.batches import chats, create, ended, upload
 from tests.kit.up import RunningUp, running_up
 
-pytestmark = [pytest.mark.contract, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.contract, pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 PATH: Final = "/v1/batches"
 

@@ -24,7 +24,7 @@ from tests.kit.store import our_errors
 from tests.kit.up import RunningUp
 from tests.kit.webhook_receiver import Receiver, running_receiver
 
-pytestmark = [pytest.mark.contract, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.contract, pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 TYPES = ["batch.completed", "batch.failed", "batch.expired", "batch.cancelled"]
 KEYS = {

@@ -12,7 +12,7 @@ import pytest
 
 from tests.deploy import files
 
-pytestmark = pytest.mark.deploy
+pytestmark = [pytest.mark.deploy, pytest.mark.slow]
 
 SERVICE_TARGETS = (
     "store",

@@ -17,7 +17,7 @@ from tests.kit.data_at_rest import make
 from tests.kit.store import chat_line
 from tests.kit.up import running_up, wait_until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

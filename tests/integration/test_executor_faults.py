@@ -17,7 +17,7 @@ from tests.kit.scripted_store import chat_line
 
 __all__ = ["fleet"]
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 
 async def test_unacknowledged_frames_are_sent_again_on_a_new_stream(fleet: Fleet) -> None:

@@ -16,7 +16,7 @@ from tests.kit.up import RunningUp, running_up, up
 
 __all__ = ["up"]
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 
 class Following:

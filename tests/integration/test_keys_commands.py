@@ -13,6 +13,8 @@ import pytest
 from tests.kit.store import StoreProcess, chat_line
 from tests.kit.up import SIMULATED, RunningUp, running_up, wait_until
 
+pytestmark = pytest.mark.slow
+
 
 def nightshift(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a command to its end."""

@@ -9,7 +9,7 @@ import pytest
 from tests.integration.test_up import nightshift, requests
 from tests.kit.up import running_up
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 LINES = 1_200
 

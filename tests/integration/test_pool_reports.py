@@ -10,7 +10,7 @@ from tests.kit.scripted_puller import ScriptedPuller
 
 __all__ = ["world"]
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 
 def said(world: World) -> list[dict[str, work_pb2.PoolReport]]:

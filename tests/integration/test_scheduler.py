@@ -28,7 +28,7 @@ from tests.kit.scripted_puller import ScriptedPuller
 from tests.kit.scripted_window import SECRET, ScriptedWindow
 from tests.kit.tcp_proxy import TcpProxy
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 POOL = pool_id_of("llama")
 OTHER = pool_id_of("qwen")

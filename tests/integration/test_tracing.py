@@ -15,7 +15,7 @@ from opentelemetry.proto.collector.trace.v1 import (
 from tests.kit.store import chat_line
 from tests.kit.up import SIMULATED, running_up, wait_until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 Spans = set[tuple[str, str, str]]
 

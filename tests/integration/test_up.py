@@ -17,6 +17,8 @@ from click.testing import CliRunner
 from services.cli.main import main
 from tests.kit.up import RunningUp, is_running, running_up, wait_until
 
+pytestmark = pytest.mark.slow
+
 CHILDREN = {"nats", "store", "scheduler", "gateway", "executor-0"}
 
 

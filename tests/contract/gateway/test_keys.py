@@ -35,7 +35,7 @@ from services.kit.errors import (
 )
 from tests.kit.public_store import SECRET, ScriptedStore, make_batch
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.slow]
 
 KEY = "ns-the-key-of-project-a-000000000000"
 LIMITED = "ns-the-key-that-may-call-seldom-00000"

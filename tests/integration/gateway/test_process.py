@@ -23,6 +23,8 @@ from protos.nightshift.v1 import admin_pb2
 from tests.kit.eventually import eventually
 from tests.kit.store import StoreProcess, client_of, free_port
 
+pytestmark = pytest.mark.slow
+
 SECRET_FILE = "NIGHTSHIFT_SECRET_FILE"
 
 

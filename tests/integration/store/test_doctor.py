@@ -17,7 +17,7 @@ from tests.integration.store_work.harness import Store, running
 from tests.kit.data_at_rest import ENDED_LINES, OPEN_LINES, Data, check, make, rounds
 from tests.kit.store import chat_line, client_of, store_process
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from tests.integration.store_work.harness import running
 from tests.integration.store_work.test_model import History
 from tests.kit.data_at_rest import check
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 EVERY = 6
 

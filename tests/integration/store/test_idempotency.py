@@ -28,6 +28,8 @@ from tests.kit.store import (
 )
 from tests.kit.tcp_proxy import TcpProxy
 
+pytestmark = pytest.mark.slow
+
 BATCH: dict[str, Any] = {
     "input_file_id": "file-1",
     "endpoint": "/v1/chat/completions",

@@ -22,6 +22,8 @@ from tests.kit.store import (
 )
 from tests.kit.uploads import add, cancel, complete, create, cut, upload_in_parts
 
+pytestmark = pytest.mark.slow
+
 LINES = [chat_line(f"r{number}", "é\u2028" * 40) for number in range(30)]
 CONTENT = b"".join(LINES)
 

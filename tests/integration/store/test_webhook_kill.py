@@ -11,7 +11,7 @@ from tests.kit.eventually import eventually
 from tests.kit.store import Client, StoreProcess, chat_line
 from tests.kit.webhook_receiver import Receiver, running_receiver
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 FAILED = batches_pb2.BATCH_STATUS_FAILED
 DELIVERED = webhooks_pb2.WEBHOOK_DELIVERY_STATE_DELIVERED

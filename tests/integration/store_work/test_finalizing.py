@@ -22,7 +22,7 @@ from services.store.models import (
 from tests.integration.store_work.harness import Store, frame, result, running
 from tests.kit.store import chat_line
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 CANCELLED = batches_pb2.BATCH_STATUS_CANCELLED
 COMPLETED = batches_pb2.BATCH_STATUS_COMPLETED

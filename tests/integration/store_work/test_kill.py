@@ -11,7 +11,7 @@ from services.kit.errors import UnavailableError
 from tests.integration.store_work.harness import Worker, frame
 from tests.kit.store import StoreProcess, our_errors
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 LINES = 3_000
 FRAME_LINES = 30

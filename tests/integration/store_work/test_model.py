@@ -16,7 +16,7 @@ from services.store.domain.state import TERMINAL, BatchStatus, can_move
 from services.store.models import chunks
 from tests.integration.store_work.harness import Store, frame, ranges_of, running
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 WINDOW_SECONDS = 120
 STEPS = 120

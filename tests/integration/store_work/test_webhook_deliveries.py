@@ -25,7 +25,7 @@ from tests.integration.store_work.webhooks import (
 )
 from tests.kit.webhook_receiver import Receiver, running_receiver
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 
 @pytest.mark.parametrize(

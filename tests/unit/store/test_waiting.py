@@ -40,7 +40,9 @@ def test_before_it_is_validated_there_is_nothing_to_say() -> None:
     assert explain(BatchStatus.VALIDATING, None, 0) == NOTHING
 
 
-@pytest.mark.parametrize("status", [*TERMINAL, BatchStatus.CANCELLING, BatchStatus.FINALIZING])
+@pytest.mark.parametrize(
+    "status", [*sorted(TERMINAL), BatchStatus.CANCELLING, BatchStatus.FINALIZING]
+)
 def test_what_runs_no_more_waits_for_nothing(status: BatchStatus) -> None:
     said = explain(status, pool(0, 0), 5)
     assert (said.pool, said.engine_revision) == ("p", "r")
