@@ -96,9 +96,9 @@ BESIDE := -n 4 --dist loadfile
 .PHONY: test
 test: setup ## All tests, vLLM included
 	@$(BIN)/python -m services.executor.small_model >/dev/null
-	@$(BIN)/python -m pytest --ignore=tests/e2e $(BESIDE) $(ARGS)
-	@# One after the other: each engine wants both cores.
-	@$(BIN)/python -m pytest tests/e2e $(ARGS)
+	@$(BIN)/python -m pytest --ignore=tests/chaos --ignore=tests/e2e $(BESIDE) $(ARGS)
+	@# By themselves: what is killed at a moment, and engines that want both cores.
+	@$(BIN)/python -m pytest tests/chaos tests/e2e $(ARGS)
 
 .PHONY: test-fast
 test-fast: setup-fast ## The quick tests: no vLLM, no kills, no long waits

@@ -40,7 +40,7 @@ def slow(count: int, delay_ms: int = 400, text: str = "line") -> list[Json]:
 
 async def kill_half_way(stage: Stage, *names: str) -> None:
     """These processes die at once, half way through a batch; no name stands for all."""
-    lines = slow(400)
+    lines = slow(400, 1_000)
     watch = await stage.submit(lines)
     await watch.half_way()
     killed = {name: stage.up.kill(name) for name in names or stage.up.pids()}
@@ -51,7 +51,7 @@ async def kill_half_way(stage: Stage, *names: str) -> None:
 
 async def kill_up_and_start_again(stage: Stage) -> None:
     """`up` dies half way; another one on the same directory goes on."""
-    lines = slow(400)
+    lines = slow(400, 1_000)
     watch = await stage.submit(lines)
     await watch.half_way()
     before = watch.batch
