@@ -17,6 +17,8 @@ from benchmarks.workshop import Workshop
 NAMES: Final = (
     "standby",
     "one_line",
+    "intake",
+    "listing",
     "pipeline",
     "growth",
     "upload_parts",

@@ -199,10 +199,28 @@ def running(
     arguments: Sequence[str] = SIMULATED, environment: Mapping[str, str] | None = None
 ) -> Iterator[System]:
     """Run `nightshift up` on a fresh folder until the block ends; its log is shown on a fault."""
+    with fresh_folder() as folder, running_on(folder / "data", arguments, environment) as system:
+        yield system
+
+
+@contextlib.contextmanager
+def fresh_folder() -> Iterator[Path]:
+    """Make a folder for a data directory and its log; it is gone when the block ends."""
     folder = Path(tempfile.mkdtemp(prefix="nightshift-bench-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def running_on(
+    data: Path, arguments: Sequence[str] = SIMULATED, environment: Mapping[str, str] | None = None
+) -> Iterator[System]:
+    """Run `nightshift up` on a data directory, which stays, until the block ends."""
     up = None
     try:
-        up = RunningUp(folder / "data", arguments, environment)
+        up = RunningUp(data, arguments, environment)
         up.wait_ready()
         system = System(up)
         yield system
@@ -214,7 +232,6 @@ def running(
     finally:
         if up is not None:
             up.stop()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def simulated_lines(
