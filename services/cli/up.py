@@ -145,10 +145,15 @@ def _checked_path(model: plans.ModelPlan) -> str:
     """Return the model's path, absolute where it is one and not a Hugging Face name.
 
     Raises:
-        PlanError: it looks like a path, and nothing is there.
+        PlanError: it looks like a path, and no model is there.
     """
     text = model.path or model.name
     path = Path(text).expanduser()
+    if path.is_dir() and not (path / "config.json").exists():
+        raise PlanError(
+            f"--model {model.name}: {text} is no model's folder, which has a config.json; "
+            "give the one that has"
+        )
     if path.exists():
         return str(path.absolute())
     if plans.looks_like_path(text):

@@ -36,6 +36,8 @@ _log = get_logger(__name__)
 
 SLICE_LINES: Final = 64
 """Lines given to an engine before others may use the loop."""
+STEP_SECONDS: Final = 0.5
+"""An engine without a step for longer may hang; whether it does shows later."""
 ABORT_SECONDS: Final = 5.0
 """Bound on waiting for an engine to let aborted lines go; the watchdog sees to the rest."""
 
@@ -83,6 +85,7 @@ class Runner:
         self._clock = clock
         self._chance = chance
         self._line_timeout_seconds = line_timeout_seconds
+        self._longest_step_seconds = min(STEP_SECONDS, line_timeout_seconds / 4)
         self._on_death = on_death
         self._engine: Engine | None = None
         # Callbacks of an engine that died belong to an earlier life and do nothing.
@@ -181,7 +184,13 @@ class Runner:
         self._on_death(reason, casualties)
 
     async def expire_lines(self) -> None:
-        """Abort lines that have been in the engine for too long; each becomes an error line."""
+        """Abort lines that have been in the engine for too long; each becomes an error line.
+
+        Not while the engine makes no step: that is the engine's fault and not theirs. It goes on,
+        or is declared dead, and then they run again.
+        """
+        if self._engine is None or self._engine.stalled_seconds() > self._longest_step_seconds:
+            return
         now = self._clock.monotonic()
         expired: list[Running] = []
         # All have the same limit, so the first to enter is the first to expire.

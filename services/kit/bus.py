@@ -39,6 +39,8 @@ MESSAGE_VERSION: Final = 1
 
 # Longer than the longest completion window (7 days): reconciling, not the broker, decides.
 _WORK_MAX_AGE_SECONDS: Final = 8 * 86_400
+# nats-server's "error creating store for consumer": its files do not read.
+_CONSUMER_STORE_FAILED: Final = 10_012
 _DUPLICATE_WINDOW_SECONDS: Final = 120
 _EVENT_MAX_AGE_SECONDS: Final = 3_600
 _EVENT_MAX_BYTES: Final = 64 * 1024 * 1024
@@ -235,11 +237,23 @@ class Bus:
         try:
             info = await self._jetstream.consumer_info(WORK_STREAM, durable_of(pool_id))
         except nats.js.errors.NotFoundError:
-            info = await self._jetstream.add_consumer(WORK_STREAM, wanted)
+            info = await self._add_consumer(wanted)
         else:
             if _differs(wanted, info.config):
-                info = await self._jetstream.add_consumer(WORK_STREAM, wanted)
+                info = await self._add_consumer(wanted)
         return info.num_pending or 0
+
+    async def _add_consumer(self, wanted: api.ConsumerConfig) -> api.ConsumerInfo:
+        """Make a consumer; a stream whose files are damaged is made anew: it holds hints only."""
+        try:
+            return await self._jetstream.add_consumer(WORK_STREAM, wanted)
+        except nats.js.errors.APIError as error:
+            if error.err_code != _CONSUMER_STORE_FAILED:
+                raise
+            _log.warning("damaged_stream_made_anew", stream=WORK_STREAM, error=str(error))
+            await self._jetstream.delete_stream(WORK_STREAM)
+            await self.ensure_streams()
+            return await self._jetstream.add_consumer(WORK_STREAM, wanted)
 
     async def pending(self, pool_id: PoolId) -> int:
         """Return how many dispatches of a pool are published and not yet delivered."""

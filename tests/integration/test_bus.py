@@ -196,6 +196,41 @@ async def test_a_broker_made_anew_is_set_up_again(tmp_path_factory: pytest.TempP
     server.stop()
 
 
+async def test_damaged_files_of_a_consumer_are_made_anew(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    folder = tmp_path_factory.mktemp("damaged")
+    server = NatsServer(folder)
+    server.start()
+    connection = await bus.connect(server.url, "test")
+    await connection.ensure_streams()
+    await connection.ensure_consumer(POOL)
+    await connection.publish_dispatch(dispatch(1))
+    assert await _fetch(connection)
+    server.stop()
+    [state] = folder.glob("store/jetstream/*/streams/WORK/obs/*/o.dat")
+    state.write_bytes(bytes(range(200)))
+    server.start()
+
+    async def works() -> bool:
+        try:
+            await connection.ensure_consumer(POOL)
+            await connection.publish_dispatch(dispatch(2))
+        except BusFault:
+            return False
+        return True
+
+    await eventually(works)
+    taken = await eventually(lambda: _fetch(connection))
+    assert dispatch(2) in [each.dispatch for each in taken]
+    await connection.close()
+    server.stop()
+
+
+async def _fetch(connection: Bus) -> list[bus.Delivery]:
+    return await (await connection.pull_from(POOL)).fetch(8)
+
+
 async def test_connecting_waits_for_the_broker(nats_server: NatsServer) -> None:
     nats_server.stop()
     connecting = asyncio.create_task(bus.connect(nats_server.url, "early"))

@@ -145,6 +145,16 @@ async def test_an_engine_that_makes_no_step_is_dead(fleet: Fleet) -> None:
     await eventually(lambda: executor.presence.ready)
 
 
+async def test_a_hung_engine_times_no_line_out(fleet: Fleet) -> None:
+    """Its lines are not to blame: they run again in a fresh one."""
+    texts = [chat_line("stuck", x_simulate={"hang": "engine"}), *lines(2)]
+    await fleet.publish(fleet.work.add_chunk(texts, pool_id=POOL))
+    await fleet.start(line_timeout_seconds=0.4, stall_limit_seconds=1.5)
+    [report] = await eventually(lambda: fleet.work.named("ReportDeath"))
+    assert "no step" in report.reason
+    assert not fleet.work.frames
+
+
 async def test_suspects_have_the_engine_to_themselves(fleet: Fleet) -> None:
     slow = fleet.work.add_chunk(
         [chat_line("slow", x_simulate={"delay_ms": 700})], pool_id=POOL, first=0

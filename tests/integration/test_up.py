@@ -125,6 +125,7 @@ def test_a_taken_port_is_refused_by_name(shared: RunningUp, tmp_path: Path, opti
         ([], "--engine simulated"),
         (["--engine", "simulated", "--listen", "example.org:8000"], "127.0.0.1:8000"),
         (["--model", "m=/nowhere/at/all"], "nothing at /nowhere/at/all"),
+        (["--model", "m=/"], "has a config.json"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_made(
