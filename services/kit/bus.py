@@ -22,6 +22,7 @@ from nats.js.kv import KeyValue
 from protos.nightshift.v1 import dispatch_pb2
 from services.kit.ids import PoolId
 from services.kit.log import get_logger
+from services.kit.subjects import durable_of, room_subject, work_subject
 
 _log = get_logger(__name__)
 
@@ -347,27 +348,6 @@ def _differs(
         for name, value in vars(wanted).items()
         if name in _CHOSEN
     )
-
-
-def work_subject(pool_id: PoolId) -> str:
-    """Return the subject of a pool's batch work for any executor."""
-    return f"nightshift.work.{pool_id}.batch.any"
-
-
-def room_subject(pool_id: PoolId) -> str:
-    """Return the subject on which a pool's executors say what they have room for."""
-    return f"nightshift.room.{pool_id}"
-
-
-def event_subject(event: dispatch_pb2.Event) -> str:
-    """Return an event's subject."""
-    kind = dispatch_pb2.EventKind.Name(event.kind).removeprefix("EVENT_KIND_").lower()
-    return f"nightshift.event.{kind}.{event.batch_id or event.pool_id or 'all'}"
-
-
-def durable_of(pool_id: PoolId) -> str:
-    """Return the name of a pool's consumer."""
-    return f"{pool_id}-batch-any"
 
 
 async def connect(url: str, name: str) -> Bus:

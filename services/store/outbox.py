@@ -7,6 +7,7 @@ import sqlalchemy as sa
 from protos.nightshift.v1 import dispatch_pb2
 from services.kit import bus as kit_bus
 from services.kit.ids import ProjectId
+from services.kit.subjects import event_subject
 from services.store.database import Database
 from services.store.models import outbox
 
@@ -20,7 +21,7 @@ def emit(
     connection.execute(
         outbox.insert().values(
             project_id=project_id,
-            subject=kit_bus.event_subject(event),
+            subject=event_subject(event),
             payload=event.SerializeToString(),
             created_ms=now_ms,
         )

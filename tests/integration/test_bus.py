@@ -7,7 +7,7 @@ import nats
 import pytest
 
 from protos.nightshift.v1 import dispatch_pb2
-from services.kit import bus
+from services.kit import bus, subjects
 from services.kit.bus import Bus, BusFault
 from services.kit.ids import pool_id_of
 from tests.kit.eventually import eventually
@@ -99,14 +99,14 @@ async def test_a_consumer_that_is_removed_meanwhile_is_a_fault(
     other = await nats.connect(nats_server.url)
     fetching = asyncio.create_task(puller.fetch(1))
     await eventually(lambda: _waits(other))
-    await other.jetstream().delete_consumer(bus.WORK_STREAM, bus.durable_of(POOL))
+    await other.jetstream().delete_consumer(bus.WORK_STREAM, subjects.durable_of(POOL))
     await other.close()
     with pytest.raises(BusFault):
         await fetching
 
 
 async def _waits(client: nats.aio.client.Client) -> bool:
-    info = await client.jetstream().consumer_info(bus.WORK_STREAM, bus.durable_of(POOL))
+    info = await client.jetstream().consumer_info(bus.WORK_STREAM, subjects.durable_of(POOL))
     return bool(info.num_waiting)
 
 
@@ -117,14 +117,14 @@ async def test_old_settings_of_what_exists_are_brought_up_to_date(
     manager = other.jetstream()
     await manager.add_consumer(
         bus.WORK_STREAM,
-        durable_name=bus.durable_of(POOL),
-        filter_subject=bus.work_subject(POOL),
+        durable_name=subjects.durable_of(POOL),
+        filter_subject=subjects.work_subject(POOL),
         ack_policy=nats.js.api.AckPolicy.EXPLICIT,
         ack_wait=7,
         max_ack_pending=3,
     )
     await connection.ensure_consumer(POOL)
-    found = (await manager.consumer_info(bus.WORK_STREAM, bus.durable_of(POOL))).config
+    found = (await manager.consumer_info(bus.WORK_STREAM, subjects.durable_of(POOL))).config
     assert (found.ack_wait, found.max_ack_pending) == (bus.ACK_WAIT_SECONDS, 10_000)
     await other.close()
 
@@ -159,7 +159,7 @@ async def test_events_and_room_reach_who_listens(connection: Bus, nats_server: N
 
     async def heard() -> bool:
         # Subscribing is not answered, so the first words may come too early.
-        await connection.publish_event(bus.event_subject(ready), ready.SerializeToString(), "")
+        await connection.publish_event(subjects.event_subject(ready), ready.SerializeToString(), "")
         await connection.say_room(beat("one"))
         return bool(events and rooms)
 
@@ -202,29 +202,31 @@ async def test_damaged_files_of_a_consumer_are_made_anew(
     folder = tmp_path_factory.mktemp("damaged")
     server = NatsServer(folder)
     server.start()
-    connection = await bus.connect(server.url, "test")
-    await connection.ensure_streams()
-    await connection.ensure_consumer(POOL)
-    await connection.publish_dispatch(dispatch(1))
-    assert await _fetch(connection)
-    server.stop()
-    [state] = folder.glob("store/jetstream/*/streams/WORK/obs/*/o.dat")
-    state.write_bytes(bytes(range(200)))
-    server.start()
+    try:
+        connection = await bus.connect(server.url, "test")
+        await connection.ensure_streams()
+        await connection.ensure_consumer(POOL)
+        await connection.publish_dispatch(dispatch(1))
+        assert await _fetch(connection)
+        server.stop()
+        [state] = folder.glob("store/jetstream/*/streams/WORK/obs/*/o.dat")
+        state.write_bytes(bytes(range(200)))
+        server.start()
 
-    async def works() -> bool:
-        try:
-            await connection.ensure_consumer(POOL)
-            await connection.publish_dispatch(dispatch(2))
-        except BusFault:
-            return False
-        return True
+        async def works() -> bool:
+            try:
+                await connection.ensure_consumer(POOL)
+                await connection.publish_dispatch(dispatch(2))
+            except BusFault:
+                return False
+            return True
 
-    await eventually(works)
-    taken = await eventually(lambda: _fetch(connection))
-    assert dispatch(2) in [each.dispatch for each in taken]
-    await connection.close()
-    server.stop()
+        await eventually(works)
+        taken = await eventually(lambda: _fetch(connection))
+        assert dispatch(2) in [each.dispatch for each in taken]
+        await connection.close()
+    finally:
+        server.kill()
 
 
 async def _fetch(connection: Bus) -> list[bus.Delivery]:

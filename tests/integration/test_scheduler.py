@@ -12,7 +12,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos.nightshift.v1 import common_pb2, dispatch_pb2
-from services.kit import bus, rpc
+from services.kit import bus, rpc, subjects
 from services.kit.bus import Bus
 from services.kit.clock import SystemClock
 from services.kit.errors import StaleTermError, UnavailableError
@@ -92,7 +92,7 @@ class World:
         event = dispatch_pb2.Event(kind=kind, batch_id=batch_id, pool_id=POOL)
         message_id = f"outbox-{batch_id}-{kind}"
         await self.bus.publish_event(
-            bus.event_subject(event), event.SerializeToString(), message_id
+            subjects.event_subject(event), event.SerializeToString(), message_id
         )
 
     async def ready(self, batch_id: str, lines: int, pool_id: PoolId = POOL) -> None:

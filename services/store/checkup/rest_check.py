@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from google.protobuf.message import DecodeError
 
 from protos.nightshift.v1 import dispatch_pb2
-from services.kit import bus
+from services.kit.subjects import event_subject
 from services.store.checkup.report import Kind
 from services.store.checkup.view import View
 from services.store.domain import statement, webhooks
@@ -67,7 +67,7 @@ def check_outbox(view: View, kind: Kind) -> None:
 
 def _event_faults(row: Row) -> Iterator[Fault]:
     try:
-        fits = bus.event_subject(dispatch_pb2.Event.FromString(row.payload)) == row.subject
+        fits = event_subject(dispatch_pb2.Event.FromString(row.payload)) == row.subject
     except (DecodeError, ValueError, KeyError):
         fits = False
     if not fits:
