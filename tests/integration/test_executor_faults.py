@@ -10,6 +10,7 @@ from protos.nightshift.v1 import dispatch_pb2, work_pb2
 from services.executor.engines.base import Answer, EngineRequest
 from services.executor.engines.simulated import SimulatedEngine
 from services.kit import bus as buses
+from services.kit.subjects import event_subject
 from tests.kit.eventually import eventually
 from tests.kit.executor_fleet import POOL, Fleet, fleet, lines
 from tests.kit.nats_server import NatsServer
@@ -68,7 +69,7 @@ async def test_a_cancelled_batch_leaves_the_engine_and_keeps_what_is_finished(
         kind = dispatch_pb2.EventKind.Value(f"EVENT_KIND_{how}")
         event = dispatch_pb2.Event(kind=kind, batch_id="batch_a", pool_id=POOL)
         await fleet.bus.publish_event(
-            buses.event_subject(event), event.SerializeToString(), "outbox-1"
+            event_subject(event), event.SerializeToString(), "outbox-1"
         )
     else:
         fleet.work.drops[token] = work_pb2.DROP_REASON_CANCELLED
