@@ -20,6 +20,7 @@ from nats.js import api
 from nats.js.kv import KeyValue
 
 from protos.nightshift.v1 import dispatch_pb2
+from services.kit import failpoints
 from services.kit.ids import PoolId
 from services.kit.log import get_logger
 from services.kit.subjects import durable_of, room_subject, work_subject
@@ -71,11 +72,15 @@ class Delivery:
 
     async def ack(self) -> None:
         """Say that the message is dealt with; waits for the broker's word."""
+        failpoints.before("message.ack")
         await self.message.ack_sync(timeout=5)
+        failpoints.after("message.ack")
 
     async def give_back(self, delay_seconds: float) -> None:
         """Have it delivered again after `delay_seconds`."""
+        failpoints.before("message.give_back")
         await self.message.nak(delay=max(delay_seconds, 0.05))
+        failpoints.after("message.give_back")
 
     async def keep(self) -> None:
         """Put its redelivery off by another `ACK_WAIT_SECONDS`."""
@@ -281,13 +286,17 @@ class Bus:
         headers = {"Nats-Msg-Id": f"{dispatch.chunk_id}:{dispatch.dispatch}"}
         if dispatch.traceparent:
             headers["traceparent"] = dispatch.traceparent
+        failpoints.before("dispatch.publish")
         await self._jetstream.publish(
             work_subject(PoolId(dispatch.pool_id)), dispatch.SerializeToString(), headers=headers
         )
+        failpoints.after("dispatch.publish")
 
     async def publish_event(self, subject: str, payload: bytes, message_id: str) -> None:
         """Publish an outbox row; its id makes a repeat harmless."""
+        failpoints.before("event.publish")
         await self._jetstream.publish(subject, payload, headers={"Nats-Msg-Id": message_id})
+        failpoints.after("event.publish")
 
     async def on_event(self, handle: Callable[[dispatch_pb2.Event], Awaitable[None]]) -> None:
         """Call `handle` for every event from now on."""

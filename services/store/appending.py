@@ -150,17 +150,19 @@ class Appender:
         name = self._context.blob_name(project_id, "segment")
         now_ms = self._context.now_ms()
         await self._context.db.write(
-            lambda connection: blobs_repo.announce(connection, [name], project_id, now_ms)
+            "result.announce",
+            lambda connection: blobs_repo.announce(connection, [name], project_id, now_ms),
         )
-        await self._context.blobs.put(name, payload)
+        await self._context.blobs.put("result.write", name, payload)
         return name
 
     async def record(self, frame: Frame) -> Recorded:
         """Record one frame and wake who waits for what it changed."""
         recorded = await self._context.db.write(
+            "result.record",
             lambda connection: results_repo.record(
                 connection, frame, now_ms=self._context.now_ms(), lease_ms=self._lease_ms
-            )
+            ),
         )
         if recorded.accepted:
             self._context.wake("events")

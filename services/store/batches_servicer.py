@@ -77,13 +77,14 @@ class BatchesServicer(batches_pb2_grpc.BatchesServicer):
             batch.output_expires_seconds,
         )
         return await self._context.db.write(
+            "batch.create",
             lambda connection: idempotency_repo.once(
                 connection,
                 request,
                 now_ms,
                 make=lambda: batches_repo.insert(connection, batch, now_ms),
                 find=lambda batch_id: batches_repo.get(connection, batch_id, batch.project_id),
-            )
+            ),
         )
 
     async def GetBatch(
@@ -126,7 +127,10 @@ class BatchesServicer(batches_pb2_grpc.BatchesServicer):
         project_id = project_of(context)
         now_ms = self._context.now_ms()
         row = await self._context.db.write(
-            lambda connection: batches_repo.cancel(connection, request.batch_id, project_id, now_ms)
+            "batch.cancel",
+            lambda connection: batches_repo.cancel(
+                connection, request.batch_id, project_id, now_ms
+            ),
         )
         self._context.wake("outbox")
         self._context.wake("ender")

@@ -38,7 +38,7 @@ async def clear_some(context: Context) -> bool:
     batch_id = await context.db.read(lambda connection: connection.scalar(query))
     if batch_id is None:
         return False
-    await context.db.write(lambda connection: _step(connection, batch_id, now_ms))
+    await context.db.write("batch.clear", lambda connection: _step(connection, batch_id, now_ms))
     return True
 
 

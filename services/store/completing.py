@@ -87,7 +87,9 @@ class Completer:
         refuse_unreadable(index)
         name = await receiving.announce(self._context, ProjectId(upload.project_id), "index")
         try:
-            await self._context.blobs.put(name, receiving.in_turn(index.pieces()))
+            await self._context.blobs.put(
+                "upload.index_write", name, receiving.in_turn(index.pieces())
+            )
             file = self._file(upload, parts, name)
             completed = await self._record(upload, file, completed_by)
         except BaseException:
@@ -102,9 +104,10 @@ class Completer:
         self, upload: Row, file: files_repo.NewFile, completed_by: str
     ) -> uploads_repo.Completed:
         completed = await self._context.db.write(
+            "upload.complete",
             lambda connection: uploads_repo.complete(
                 connection, upload, file, completed_by=completed_by
-            )
+            ),
         )
         self._context.wake("sweeper")
         return completed

@@ -21,6 +21,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import QueuePool
 
+from services.kit import failpoints
 from services.kit.errors import UnavailableError
 from services.kit.log import get_logger
 
@@ -37,9 +38,10 @@ _READERS: Final = 4
 
 
 class _Job:
-    __slots__ = ("future", "statement")
+    __slots__ = ("future", "statement", "step")
 
-    def __init__(self, statement: Statement[Any]) -> None:
+    def __init__(self, step: str, statement: Statement[Any]) -> None:
+        self.step = step
         self.statement = statement
         self.future: Future[Any] = Future()
 
@@ -81,17 +83,18 @@ class Database:
 
         return engine
 
-    async def write(self, statement: Statement[T]) -> T:
+    async def write(self, step: str, statement: Statement[T]) -> T:
         """Run `statement` in a transaction and return once it is durable.
 
         Args:
+            step: its name among the failpoints (`docs/durability.md`).
             statement: called with a connection, in the writer's thread; what it raises undoes it
                 alone and comes back to the caller. It may run again after a serialization failure.
 
         Raises:
             UnavailableError: too many writes wait, or the database cannot be written.
         """
-        job = _Job(statement)
+        job = _Job(step, statement)
         try:
             self._jobs.put_nowait(job)
         except queue.Full:
@@ -155,6 +158,10 @@ class Database:
             try:
                 with self._writer_engine.begin() as connection:
                     outcomes.extend(_run_each(connection, group))
+                    for job in group:
+                        failpoints.before(job.step)
+                for job in group:
+                    failpoints.after(job.step)
             except BaseException as error:  # noqa: BLE001 - every caller must get an answer
                 if attempt < _TRIES and _may_pass(error):
                     continue

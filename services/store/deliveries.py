@@ -102,6 +102,7 @@ class Deliveries:
 
     async def _claim(self, ids: list[str]) -> list[Row]:
         return await self._context.db.write(
+            "delivery.claim",
             lambda connection: deliveries_repo.claim(
                 connection,
                 ids,
@@ -109,7 +110,7 @@ class Deliveries:
                 now_ms=self._context.now_ms(),
                 lease_ms=LEASE_MS,
                 only_store=self._context.db.is_sqlite,
-            )
+            ),
         )
 
     async def _attempt(self, row: Row) -> None:
@@ -140,6 +141,7 @@ class Deliveries:
         if answer.error is not None:
             next_ms = webhooks.next_try_ms(now_ms, row.since_ms, row.attempts, self._chance())
         await self._context.db.write(
+            "delivery.record",
             lambda connection: deliveries_repo.record(
                 connection,
                 row,
@@ -148,7 +150,7 @@ class Deliveries:
                 error=answer.error,
                 next_ms=next_ms,
                 now_ms=now_ms,
-            )
+            ),
         )
         outcome = "delivered"
         if answer.error is not None:

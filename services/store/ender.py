@@ -46,9 +46,9 @@ class Ender:
         """Stop what is late, seal what has stopped, give up poison lines; return how many."""
         moved = 0
         while await self._context.db.read(self._late):
-            moved += await self._context.db.write(self._stop_late)
+            moved += await self._context.db.write("batch.stop_late", self._stop_late)
         while await self._context.db.read(self._ready):
-            sealed = await self._context.db.write(self._seal_ready)
+            sealed = await self._context.db.write("batch.seal", self._seal_ready)
             if not sealed:
                 break
             moved += sealed

@@ -122,7 +122,7 @@ class EventReader:
                 return Page(batch=batch, reset=first, next=first)
             if not batch.keep_until_ms and not _has_ended(batch):
                 await self._context.db.write(
-                    lambda connection: events_repo.keep_results(connection, batch.id)
+                    "stream.keep", lambda connection: events_repo.keep_results(connection, batch.id)
                 )
             return await self._live(batch, segments, cursor)
         except BlobMissingError:

@@ -75,7 +75,8 @@ class FilesServicer(files_pb2_grpc.FilesServicer):
         project_id = project_of(context)
         now_at = self._context.now_ms() // 1000
         await self._context.db.write(
-            lambda connection: files_repo.delete(connection, request.file_id, project_id, now_at)
+            "file.delete",
+            lambda connection: files_repo.delete(connection, request.file_id, project_id, now_at),
         )
         self._context.wake("sweeper")
         return files_pb2.DeleteFileResponse(file_id=request.file_id)

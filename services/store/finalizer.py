@@ -109,7 +109,7 @@ class Finalizer:
             ).all()
             return [(row, self._announce_part(connection, row)) for row in rows]
 
-        return await self._context.db.write(take)
+        return await self._context.db.write("finalize.claim", take)
 
     async def _finalize(self, batch: Row, announced: list[str]) -> None:
         try:
@@ -120,7 +120,7 @@ class Finalizer:
         except Exception:  # noqa: BLE001 - logged; the batch is tried again
             _log.exception("finalize_failed", batch=batch.id)
             await self._context.db.write(
-                lambda connection: self._renew(connection, batch.id, _RETRY_MS)
+                "finalize.retry", lambda connection: self._renew(connection, batch.id, _RETRY_MS)
             )
         else:
             _log.info("batch_ended", batch=batch.id)
@@ -134,7 +134,9 @@ class Finalizer:
             for kind in ("output", "error")
             if _has(batch, kind)
         ]
-        await self._context.db.write(lambda connection: self._end(connection, batch, written))
+        await self._context.db.write(
+            "finalize.end", lambda connection: self._end(connection, batch, written)
+        )
 
     async def _write(self, batch: Row, kind: Kind, announced: list[str]) -> files_repo.NewFile:
         """Write one end file as durable parts that nothing names yet; uses `announced` up."""
@@ -146,7 +148,7 @@ class Finalizer:
                 second = await anext(pieces, None)
                 content = first if second is None else part.content(second)
                 name = announced.pop() if announced else await self._announce(batch)
-                parts.append((name, await self._context.blobs.put(name, content)))
+                parts.append((name, await self._context.blobs.put("finalize.write", name, content)))
                 first = None if second is None else await anext(pieces, None)
         now_at = self._context.now_ms() // 1000
         expiry = batch.output_expires_seconds or DEFAULT_EXPIRY_SECONDS
@@ -170,7 +172,7 @@ class Finalizer:
             self._renew(connection, batch.id, _LEASE_MS)
             return self._announce_part(connection, batch)
 
-        return await self._context.db.write(announce)
+        return await self._context.db.write("finalize.announce", announce)
 
     def _announce_part(self, connection: sa.Connection, batch: Row) -> str:
         project_id = ProjectId(batch.project_id)

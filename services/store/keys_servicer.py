@@ -39,7 +39,7 @@ class KeyAdmin(admin_pb2_grpc.AdminServicer):
         )
         now_at = self._context.now_ms() // 1000
         row = await self._context.db.write(
-            lambda connection: keys_repo.insert(connection, key, now_at)
+            "key.create", lambda connection: keys_repo.insert(connection, key, now_at)
         )
         return admin_pb2.CreateKeyResponse(key=keys_repo.to_proto(row), secret=secret)
 
@@ -58,9 +58,10 @@ class KeyAdmin(admin_pb2_grpc.AdminServicer):
         """See admin.proto."""
         now_at = self._context.now_ms() // 1000
         row = await self._context.db.write(
+            "key.revoke",
             lambda connection: keys_repo.revoke(
                 connection, request.key_id, request.project_id, now_at
-            )
+            ),
         )
         return admin_pb2.RevokeKeyResponse(key=keys_repo.to_proto(row))
 

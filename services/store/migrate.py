@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from services.kit.ids import DEFAULT_PROJECT
 from services.store.models import counters, projects
 
-HEAD: Final = "0001"
+HEAD: Final = "0002"
 """The last migration; a test compares it with the folder."""
 
 MIGRATIONS: Final = Path(__file__).parent / "migrations"

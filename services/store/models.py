@@ -69,7 +69,12 @@ counters: Final = sa.Table(
 """Rows whose lock makes order of number the order of commit."""
 
 projects: Final = sa.Table(
-    "projects", metadata, _id(), sa.Column("created_at", _BIG, nullable=False)
+    "projects",
+    metadata,
+    _id(),
+    sa.Column("created_at", _BIG, nullable=False),
+    # Most bytes that its files may have together; null means what the setting says.
+    sa.Column("quota_bytes", _BIG),
 )
 
 pools: Final = sa.Table(
@@ -106,6 +111,14 @@ executors: Final = sa.Table(
     sa.Column("engine_revision", sa.String(64), nullable=False),
     sa.Column("registered_at", _BIG, nullable=False),
 )
+
+sweep_holds: Final = sa.Table(
+    "sweep_holds",
+    metadata,
+    _id(),
+    sa.Column("until_ms", _BIG, nullable=False),
+)
+"""While one stands, no blob is deleted: a backup copies what its snapshot names."""
 
 leadership: Final = sa.Table(
     "leadership",
@@ -261,6 +274,18 @@ batch_models: Final = sa.Table(
     _partial_index("ix_batch_models_uncut", ("pool_id", "seq"), UNCUT_WHERE),
 )
 """Where each model of a batch of several is cut up to. There is none for a batch of one model."""
+
+batch_engines: Final = sa.Table(
+    "batch_engines",
+    metadata,
+    _batch(primary_key=True),
+    sa.Column("pool_id", sa.String(64), primary_key=True),
+    sa.Column("engine_revision", sa.String(64), primary_key=True),
+    _project(),
+    # When the first attempt of the batch was opened by an executor of this revision.
+    sa.Column("first_ms", _BIG, nullable=False),
+)
+"""Which engine configurations ran lines of a batch; it stays when the batch has ended."""
 
 chunks: Final = sa.Table(
     "chunks",

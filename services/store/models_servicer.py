@@ -69,7 +69,7 @@ class AdminServicer(KeyAdmin):
                 )
             return models_repo.list_all(connection)
 
-        rows = await self._context.db.write(put)
+        rows = await self._context.db.write("models.put", put)
         return admin_pb2.PutModelsResponse(models=[models_repo.to_proto(row) for row in rows])
 
     async def DeleteModel(
@@ -77,6 +77,6 @@ class AdminServicer(KeyAdmin):
     ) -> admin_pb2.DeleteModelResponse:
         """See admin.proto."""
         await self._context.db.write(
-            lambda connection: models_repo.delete(connection, request.model_id)
+            "models.delete", lambda connection: models_repo.delete(connection, request.model_id)
         )
         return admin_pb2.DeleteModelResponse(model_id=request.model_id)

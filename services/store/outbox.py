@@ -59,9 +59,10 @@ class Outbox:
             )
             done = [row.id for row in rows]
             await self._db.write(
+                "outbox.forget",
                 lambda connection, done=done: connection.execute(  # type: ignore[misc]  # bound now
                     outbox.delete().where(outbox.c.id.in_(done))
-                )
+                ),
             )
             relayed += len(rows)
         return relayed

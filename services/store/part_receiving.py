@@ -39,11 +39,13 @@ class Part:
         indexer = self._indexer(upload)
         names = [await receiving.announce(self._context, self._project_id, "part")]
         try:
-            await self._context.blobs.put(names[0], self._data(requests, upload, indexer))
+            await self._context.blobs.put(
+                "part.write", names[0], self._data(requests, upload, indexer)
+            )
             if indexer is not None:
                 index = await asyncio.to_thread(indexer.finish_part)
                 names.append(await receiving.announce(self._context, self._project_id, "partindex"))
-                await self._context.blobs.put(names[1], index.to_bytes())
+                await self._context.blobs.put("part.index_write", names[1], index.to_bytes())
             return await self._record(upload, names)
         except BaseException:
             receiving.give_up(self._context, names)
@@ -107,7 +109,7 @@ class Part:
         )
         most = self._context.settings.max_upload_bytes
         await self._context.db.write(
-            lambda connection: uploads_repo.add_part(connection, part, most_bytes=most)
+            "part.add", lambda connection: uploads_repo.add_part(connection, part, most_bytes=most)
         )
         return uploads_pb2.UploadPart(
             id=part.id, created_at=part.created_at, upload_id=part.upload_id

@@ -35,7 +35,8 @@ async def announce(context: Context, project_id: ProjectId, kind: str) -> str:
     name = context.blob_name(project_id, kind)
     now_ms = context.now_ms()
     await context.db.write(
-        lambda connection: blobs_repo.announce(connection, [name], project_id, now_ms)
+        "blob.announce",
+        lambda connection: blobs_repo.announce(connection, [name], project_id, now_ms),
     )
     return name
 
@@ -47,7 +48,9 @@ def give_up(context: Context, names: Sequence[str]) -> None:
     row was on its way are live by then, and stay.
     """
     task = asyncio.ensure_future(
-        context.db.write(lambda connection: blobs_repo.doom_announced(connection, names))
+        context.db.write(
+            "blob.give_up", lambda connection: blobs_repo.doom_announced(connection, names)
+        )
     )
     # Whatever fails here, the sweeper finds what stayed announced for too long.
     task.add_done_callback(lambda done: done.cancelled() or done.exception())

@@ -28,33 +28,41 @@ class Sweeper:
         """Delete everything that may go now and return how many blobs went."""
         now_ms = self._context.now_ms()
         await self._context.db.write(
+            "sweep.doom_abandoned",
             lambda connection: blobs_repo.doom_abandoned(
                 connection, now_ms - ABANDONED_SECONDS * 1000
-            )
+            ),
         )
         while await self._context.db.write(
-            lambda connection: uploads_repo.expire_one(connection, now_ms // 1000)
+            "sweep.expire_upload",
+            lambda connection: uploads_repo.expire_one(connection, now_ms // 1000),
         ):
             pass
         while await self._context.db.write(
-            lambda connection: files_repo.purge(connection, now_ms // 1000, _AT_ONCE)
+            "sweep.purge_file",
+            lambda connection: files_repo.purge(connection, now_ms // 1000, _AT_ONCE),
         ):
             pass
         while await self._context.db.write(
-            lambda connection: idempotency_repo.forget_old(connection, now_ms, _ROWS_AT_ONCE)
+            "sweep.forget_keys",
+            lambda connection: idempotency_repo.forget_old(connection, now_ms, _ROWS_AT_ONCE),
         ):
             pass
         while await self._context.db.write(
-            lambda connection: deliveries_repo.purge(connection, now_ms, _ROWS_AT_ONCE)
+            "sweep.purge_deliveries",
+            lambda connection: deliveries_repo.purge(connection, now_ms, _ROWS_AT_ONCE),
         ):
             pass
         deleted = 0
         while names := await self._context.db.read(
             lambda connection: blobs_repo.doomed(connection, _AT_ONCE)
         ):
-            await asyncio.gather(*(self._context.blobs.delete(name) for name in names))
+            await asyncio.gather(
+                *(self._context.blobs.delete("sweep.delete_blob", name) for name in names)
+            )
             await self._context.db.write(
-                lambda connection, names=names: blobs_repo.forget(connection, names)  # type: ignore[misc]  # bound now
+                "sweep.forget_blobs",
+                lambda connection, names=names: blobs_repo.forget(connection, names),  # type: ignore[misc]  # bound now
             )
             deleted += len(names)
         return deleted

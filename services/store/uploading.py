@@ -60,7 +60,7 @@ class Upload:
         header = await self._header(requests)
         content = await self._announce("file")
         try:
-            await self._context.blobs.put(content, self._data(requests))
+            await self._context.blobs.put("file.write", content, self._data(requests))
             return await self._record(header, content)
         except BaseException:
             receiving.give_up(self._context, self._written)
@@ -159,6 +159,7 @@ class Upload:
             self._footer.expires_after.seconds if self._footer is not None and asked else None,
         )
         return await self._context.db.write(
+            "file.create",
             lambda connection: idempotency_repo.once(
                 connection,
                 request,
@@ -167,12 +168,12 @@ class Upload:
                 find=lambda file_id: files_repo.get(
                     connection, file_id, self._project_id, now_ms // 1000
                 ),
-            )
+            ),
         )
 
     async def _store_index(self, index: LineIndex) -> str:
         name = await self._announce("index")
-        await self._context.blobs.put(name, index.to_bytes())
+        await self._context.blobs.put("file.index_write", name, index.to_bytes())
         return name
 
 

@@ -47,7 +47,7 @@ class UploadsServicer(uploads_pb2_grpc.UploadsServicer):
             hash_key=self._context.new_id(),
         )
         row = await self._context.db.write(
-            lambda connection: uploads_repo.insert(connection, upload)
+            "upload.create", lambda connection: uploads_repo.insert(connection, upload)
         )
         return uploads_pb2.CreateUploadResponse(upload=self._to_proto(row))
 
@@ -93,9 +93,10 @@ class UploadsServicer(uploads_pb2_grpc.UploadsServicer):
         project_id = project_of(context)
         now_at = self._now_at()
         row = await self._context.db.write(
+            "upload.cancel",
             lambda connection: uploads_repo.cancel(
                 connection, request.upload_id, project_id, now_at
-            )
+            ),
         )
         self._context.wake("sweeper")
         return uploads_pb2.CancelUploadResponse(upload=self._to_proto(row))

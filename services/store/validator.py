@@ -62,11 +62,12 @@ class Validator:
         now_ms = self._context.now_ms()
         if isinstance(found, batches_repo.Input):
             await self._context.db.write(
-                lambda connection: batches_repo.start(connection, row, found, now_ms)
+                "batch.start", lambda connection: batches_repo.start(connection, row, found, now_ms)
             )
         else:
             await self._context.db.write(
-                lambda connection: batches_repo.fail(connection, row.id, found, now_ms)
+                "batch.fail",
+                lambda connection: batches_repo.fail(connection, row.id, found, now_ms),
             )
 
     async def _check(self, row: batches_repo.Row) -> batches_repo.Input | _Errors:

@@ -43,6 +43,7 @@ class WebhooksServicer(webhooks_pb2_grpc.WebhooksServicer):
         endpoint_id = f"we_{self._context.new_id()}"
         now_at = self._context.now_ms() // 1000
         row = await self._context.db.write(
+            "webhook.create",
             lambda connection: webhooks_repo.insert(
                 connection,
                 endpoint_id=endpoint_id,
@@ -52,7 +53,7 @@ class WebhooksServicer(webhooks_pb2_grpc.WebhooksServicer):
                 event_types=event_types,
                 secret=secret,
                 now_at=now_at,
-            )
+            ),
         )
         return webhooks_pb2.CreateWebhookEndpointResponse(
             endpoint=endpoint_proto(row), signing_secret=secret
@@ -101,9 +102,10 @@ class WebhooksServicer(webhooks_pb2_grpc.WebhooksServicer):
             wanted["event_types"] = webhooks.check_event_types(request.event_types)
         now_at = self._context.now_ms() // 1000
         row = await self._context.db.write(
+            "webhook.update",
             lambda connection: webhooks_repo.update(
                 connection, request.webhook_endpoint_id, project_id, now_at, **wanted
-            )
+            ),
         )
         return webhooks_pb2.UpdateWebhookEndpointResponse(endpoint=endpoint_proto(row))
 
@@ -114,9 +116,10 @@ class WebhooksServicer(webhooks_pb2_grpc.WebhooksServicer):
         project_id = project_of(context)
         now_ms = self._context.now_ms()
         await self._context.db.write(
+            "webhook.delete",
             lambda connection: webhooks_repo.delete(
                 connection, request.webhook_endpoint_id, project_id, now_ms
-            )
+            ),
         )
         return webhooks_pb2.DeleteWebhookEndpointResponse(
             webhook_endpoint_id=request.webhook_endpoint_id
@@ -130,6 +133,7 @@ class WebhooksServicer(webhooks_pb2_grpc.WebhooksServicer):
         secret = webhooks.new_secret(secrets.token_bytes(_SECRET_BYTES))
         now_ms = self._context.now_ms()
         row = await self._context.db.write(
+            "webhook.rotate",
             lambda connection: webhooks_repo.rotate(
                 connection,
                 request.webhook_endpoint_id,
@@ -137,7 +141,7 @@ class WebhooksServicer(webhooks_pb2_grpc.WebhooksServicer):
                 secret=secret,
                 keep_old=request.keep_old_secret_active_for_24_hours,
                 now_ms=now_ms,
-            )
+            ),
         )
         return webhooks_pb2.RotateWebhookSecretResponse(
             endpoint=endpoint_proto(row), signing_secret=secret
@@ -213,9 +217,10 @@ class WebhooksServicer(webhooks_pb2_grpc.WebhooksServicer):
         project_id = project_of(context)
         now_ms = self._context.now_ms()
         rows = await self._context.db.write(
+            "webhook.send_again",
             lambda connection: deliveries_repo.send_again(
                 connection, request.id, project_id, now_ms
-            )
+            ),
         )
         self._context.wake("deliveries")
         return webhooks_pb2.RedeliverWebhookResponse(

@@ -40,12 +40,13 @@ class WorkServicer(work_pb2_grpc.WorkServicer):
         if not request.holder:
             raise InvalidRequestError("A leader needs a name.", param="holder")
         found = await self._context.db.write(
+            "leader.lead",
             lambda connection: leadership_repo.lead(
                 connection,
                 request.holder,
                 ttl_ms=request.ttl_ms,
                 now_ms=self._context.now_ms(),
-            )
+            ),
         )
         return work_pb2.LeadResponse(
             leader=found.leader,
@@ -59,9 +60,10 @@ class WorkServicer(work_pb2_grpc.WorkServicer):
     ) -> work_pb2.ResignResponse:
         """See work.proto."""
         await self._context.db.write(
+            "leader.resign",
             lambda connection: leadership_repo.resign(
                 connection, request.holder, term=request.term, now_ms=self._context.now_ms()
-            )
+            ),
         )
         return work_pb2.ResignResponse()
 
@@ -116,7 +118,7 @@ class WorkServicer(work_pb2_grpc.WorkServicer):
             )
             return work_pb2.CutChunksResponse(dispatches=made)
 
-        return await self._context.db.write(cut_all)
+        return await self._context.db.write("chunk.cut", cut_all)
 
     async def ReportPools(
         self, request: work_pb2.ReportPoolsRequest, context: _Context
@@ -138,7 +140,7 @@ class WorkServicer(work_pb2_grpc.WorkServicer):
             leadership_repo.require_term(connection, request.term, now_ms)
             pools_repo.note(connection, reports, now_ms)
 
-        await self._context.db.write(note)
+        await self._context.db.write("pool.report", note)
         return work_pb2.ReportPoolsResponse()
 
     async def ReclaimChunks(
@@ -161,7 +163,7 @@ class WorkServicer(work_pb2_grpc.WorkServicer):
             )
             return work_pb2.ReclaimChunksResponse(dispatches=raised)
 
-        answer = await self._context.db.write(reclaim_all)
+        answer = await self._context.db.write("chunk.reclaim", reclaim_all)
         self._wake()
         return answer
 
@@ -183,12 +185,13 @@ class WorkServicer(work_pb2_grpc.WorkServicer):
             engine_revision=request.engine_revision,
         )
         await self._context.db.write(
+            "executor.register",
             lambda connection: executors_repo.register(
                 connection,
                 executor,
                 new_id=self._context.new_id,
                 now_ms=self._context.now_ms(),
-            )
+            ),
         )
         self._wake()
         return work_pb2.RegisterExecutorResponse(lease_ms=self._lease_ms)
@@ -205,13 +208,14 @@ class WorkServicer(work_pb2_grpc.WorkServicer):
             incarnation=request.incarnation,
         )
         outcome = await self._context.db.write(
+            "attempt.open",
             lambda connection: opening.open_attempt(
                 connection,
                 delivery,
                 lease_ms=self._lease_ms,
                 new_id=self._context.new_id,
                 now_ms=self._context.now_ms(),
-            )
+            ),
         )
         match outcome:
             case opening.Opened():
@@ -266,9 +270,10 @@ class WorkServicer(work_pb2_grpc.WorkServicer):
         if not started:
             return work_pb2.BeatResponse()
         drops = await self._context.db.write(
+            "attempt.beat",
             lambda connection: opening.beat(
                 connection, started, lease_ms=self._lease_ms, now_ms=self._context.now_ms()
-            )
+            ),
         )
         return work_pb2.BeatResponse(
             drops=[
@@ -282,9 +287,10 @@ class WorkServicer(work_pb2_grpc.WorkServicer):
         """See work.proto."""
         tokens = list(request.tokens)
         await self._context.db.write(
+            "attempt.hand_back",
             lambda connection: executors_repo.hand_back(
                 connection, request.executor_id, tokens, now_ms=self._context.now_ms()
-            )
+            ),
         )
         self._wake()
         return work_pb2.HandBackResponse()
@@ -295,13 +301,14 @@ class WorkServicer(work_pb2_grpc.WorkServicer):
         """See work.proto."""
         started = {each.token: chunks_repo.from_messages(each.started) for each in request.attempts}
         await self._context.db.write(
+            "executor.death",
             lambda connection: executors_repo.report_death(
                 connection,
                 request.executor_id,
                 started,
                 new_id=self._context.new_id,
                 now_ms=self._context.now_ms(),
-            )
+            ),
         )
         self._wake()
         return work_pb2.ReportDeathResponse()

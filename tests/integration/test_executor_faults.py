@@ -68,9 +68,7 @@ async def test_a_cancelled_batch_leaves_the_engine_and_keeps_what_is_finished(
     if how != "beat":
         kind = dispatch_pb2.EventKind.Value(f"EVENT_KIND_{how}")
         event = dispatch_pb2.Event(kind=kind, batch_id="batch_a", pool_id=POOL)
-        await fleet.bus.publish_event(
-            event_subject(event), event.SerializeToString(), "outbox-1"
-        )
+        await fleet.bus.publish_event(event_subject(event), event.SerializeToString(), "outbox-1")
     else:
         fleet.work.drops[token] = work_pb2.DROP_REASON_CANCELLED
     await eventually(lambda: executor.runner.in_flight == 1)

@@ -11,9 +11,12 @@ class BlobMissingError(Exception):
 class Blobs(Protocol):
     """A place for immutable blobs under names of the form `project/kind/hex`."""
 
-    async def put(self, name: str, content: bytes | AsyncIterator[bytes | memoryview]) -> int:
+    async def put(
+        self, step: str, name: str, content: bytes | AsyncIterator[bytes | memoryview]
+    ) -> int:
         """Write a blob under a name never used before; durable on return.
 
+        `step` names the failpoints around it (`docs/durability.md`).
         What `content` raises leaves nothing behind.
 
         Returns:
@@ -29,6 +32,6 @@ class Blobs(Protocol):
         """
         ...
 
-    async def delete(self, name: str) -> None:
+    async def delete(self, step: str, name: str) -> None:
         """Remove a blob; harmless when it is gone."""
         ...

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import BinaryIO
 
+from services.kit import failpoints
 from services.kit.ids import uuid7_hex
 from services.store.blobs.base import BlobMissingError
 
@@ -27,8 +28,16 @@ class LocalBlobs:
         for leftover in self._tmp.iterdir():
             leftover.unlink()
 
-    async def put(self, name: str, content: bytes | AsyncIterator[bytes | memoryview]) -> int:
+    async def put(
+        self, step: str, name: str, content: bytes | AsyncIterator[bytes | memoryview]
+    ) -> int:
         """See `Blobs.put`."""
+        failpoints.before(step)
+        size = await self._put(name, content)
+        failpoints.after(step)
+        return size
+
+    async def _put(self, name: str, content: bytes | AsyncIterator[bytes | memoryview]) -> int:
         if isinstance(content, bytes):
             return await asyncio.to_thread(self._put_whole, name, content)
         unfinished = self._tmp / uuid7_hex()
@@ -99,9 +108,11 @@ class LocalBlobs:
         finally:
             os.close(descriptor)
 
-    async def delete(self, name: str) -> None:
+    async def delete(self, step: str, name: str) -> None:
         """See `Blobs.delete`."""
+        failpoints.before(step)
         await asyncio.to_thread((self._root / name).unlink, missing_ok=True)
+        failpoints.after(step)
 
 
 def _write_all(file: BinaryIO, data: bytes | memoryview) -> None:

@@ -46,10 +46,10 @@ async def test_a_failing_statement_undoes_itself_alone(db: Database) -> None:
         connection.execute(counters.insert().values(name="seq", n=1))
 
     outcomes = await asyncio.gather(
-        db.write(lambda connection: add(connection, "a")),
-        db.write(fail),
-        db.write(collide),
-        db.write(lambda connection: add(connection, "b")),
+        db.write("test.step", lambda connection: add(connection, "a")),
+        db.write("test.step", fail),
+        db.write("test.step", collide),
+        db.write("test.step", lambda connection: add(connection, "b")),
         return_exceptions=True,
     )
 
@@ -71,10 +71,10 @@ async def test_a_failing_statement_that_is_alone_is_undone_and_hurts_no_later_on
 
     for _ in range(2):
         with pytest.raises(ValueError, match="mine"):
-            await db.write(fail)
+            await db.write("test.step", fail)
         with pytest.raises(sa.exc.IntegrityError):
-            await db.write(collide)
-        await db.write(lambda connection: add(connection, "kept"))
+            await db.write("test.step", collide)
+        await db.write("test.step", lambda connection: add(connection, "kept"))
 
     assert await subjects(db) == ["kept", "kept"]
 
@@ -84,21 +84,23 @@ async def test_read_then_write_loses_nothing(db: Database) -> None:
         n = connection.scalar(sa.select(counters.c.n).where(counters.c.name == "seq"))
         connection.execute(counters.update().values(n=n + 1))
 
-    await asyncio.gather(*(db.write(increment) for _ in range(300)))
+    await asyncio.gather(*(db.write("test.step", increment) for _ in range(300)))
 
     assert await db.read(lambda connection: connection.scalar(sa.select(counters.c.n))) == 300
 
 
 async def test_a_caller_that_goes_away_hurts_nobody(db: Database) -> None:
     writes = [
-        asyncio.ensure_future(db.write(lambda connection, n=n: add(connection, str(n))))
+        asyncio.ensure_future(
+            db.write("test.step", lambda connection, n=n: add(connection, str(n)))
+        )
         for n in range(100)
     ]
     await asyncio.sleep(0)
     for write in writes[::2]:
         write.cancel()
     await asyncio.gather(*writes, return_exceptions=True)
-    await db.write(lambda connection: add(connection, "last"))
+    await db.write("test.step", lambda connection: add(connection, "last"))
 
     written = await subjects(db)
     assert written[-1] == "last"
@@ -107,7 +109,7 @@ async def test_a_caller_that_goes_away_hurts_nobody(db: Database) -> None:
 
 async def test_what_was_committed_survives_and_readers_see_it(db: Database) -> None:
     for number in range(3):
-        await db.write(lambda connection, number=number: add(connection, str(number)))
+        await db.write("test.step", lambda connection, number=number: add(connection, str(number)))
         assert (await subjects(db))[-1] == str(number)
 
 

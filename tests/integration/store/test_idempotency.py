@@ -257,7 +257,9 @@ async def test_a_key_is_free_after_a_day_and_its_row_is_swept(db: Database) -> N
         return str(row.id)
 
     async def ask(key: str, request: str, now_ms: int) -> str:
-        return await db.write(lambda connection: once(connection, key, request, now_ms))
+        return await db.write(
+            "test.step", lambda connection: once(connection, key, request, now_ms)
+        )
 
     async def keys() -> list[str]:
         query = sa.select(idempotency_keys.c.key).order_by(idempotency_keys.c.key)
@@ -277,9 +279,10 @@ async def test_a_key_is_free_after_a_day_and_its_row_is_swept(db: Database) -> N
         (2 * DAY_MS + 1, 10, 1, []),
     ):
         swept = await db.write(
+            "test.step",
             lambda connection, at=now_ms, limit=limit: idempotency_repo.forget_old(  # type: ignore[misc]
                 connection, at, limit
-            )
+            ),
         )
         assert (swept, await keys()) == (gone, left)
 
@@ -298,4 +301,4 @@ async def test_keys_of_projects_are_their_own(db: Database) -> None:
             )
         return found[0], found[1]
 
-    assert await db.write(both) == ("o0", "o1")
+    assert await db.write("test.step", both) == ("o0", "o1")

@@ -204,7 +204,8 @@ async def test_who_lost_the_lease_ends_nothing(store: Store) -> None:
     await store.finish(token, [0], batch_id)
     ((row, part),) = await store.finalizer._claim(1)
     await store.context.db.write(
-        lambda connection: connection.execute(batches.update().values(finalize_holder="other"))
+        "test.step",
+        lambda connection: connection.execute(batches.update().values(finalize_holder="other")),
     )
     await store.finalizer._finalize(row, [part])
     assert (await store.get(batch_id)).status == FINALIZING
@@ -219,14 +220,14 @@ async def test_a_failure_holds_up_no_other_batch_and_is_tried_again(store: Store
     query = sa.select(segments.c.blob).where(segments.c.batch_id == broken)
     (row,) = await store.sql(query)
     content = await store.context.blobs.read(row.blob, 0, MIB)
-    await store.context.blobs.delete(row.blob)
+    await store.context.blobs.delete("test.step", row.blob)
     with pytest.raises(BlobMissingError):
         await store.context.blobs.read(row.blob, 0, 1)
     await store.turn()
     assert (await store.get(broken)).status == FINALIZING
     assert (await store.get(sound)).status == COMPLETED
 
-    await store.context.blobs.put(row.blob, content)
+    await store.context.blobs.put("test.step", row.blob, content)
     await store.turn()
     assert (await store.get(broken)).status == FINALIZING
     store.clock.advance(5)

@@ -84,7 +84,7 @@ async def test_an_end_that_is_rolled_back_is_told_to_nobody(store: Store, projec
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        await store.context.db.write(end_and_fail)
+        await store.context.db.write("test.step", end_and_fail)
     assert await project.all() == []
 
 
@@ -231,6 +231,7 @@ async def test_a_lease_keeps_others_away_until_it_lapses(
 
     async def claim(holder: str, *, only_store: bool = False) -> int:
         rows = await store.context.db.write(
+            "test.step",
             lambda connection: deliveries_repo.claim(
                 connection,
                 [row.id],
@@ -238,7 +239,7 @@ async def test_a_lease_keeps_others_away_until_it_lapses(
                 now_ms=store.context.now_ms(),
                 lease_ms=60_000,
                 only_store=only_store,
-            )
+            ),
         )
         return len(rows)
 
@@ -253,9 +254,10 @@ async def test_a_lease_keeps_others_away_until_it_lapses(
     # What another has begun since is not this one's to record.
     attempt = (await store.sql(sa.select(deliveries)))[0]
     late = await store.context.db.write(
+        "test.step",
         lambda connection: deliveries_repo.record(
             connection, attempt, holder="b", status=500, error="late", next_ms=1, now_ms=1
-        )
+        ),
     )
     assert not late
 
