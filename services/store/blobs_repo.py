@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from services.kit.errors import UnavailableError
 from services.kit.ids import ProjectId
+from services.store import holds_repo
 from services.store.models import blobs
 
 
@@ -66,11 +67,14 @@ def doom_abandoned(connection: sa.Connection, before_ms: int) -> int:
     ).rowcount
 
 
-def doomed(connection: sa.Connection, limit: int) -> list[str]:
-    """Return names of blobs to delete."""
-    return list(
-        connection.scalars(sa.select(blobs.c.name).where(blobs.c.state == "doomed").limit(limit))
-    )
+def deletable(connection: sa.Connection, limit: int, now_ms: int) -> list[str]:
+    """Return names of blobs to delete; none while a hold stands.
+
+    One statement: what it returns was doomed before any later hold was taken, so that no snapshot
+    under that hold names it.
+    """
+    doomed = sa.select(blobs.c.name).where(blobs.c.state == "doomed", ~holds_repo.standing(now_ms))
+    return list(connection.scalars(doomed.limit(limit)))
 
 
 def forget(connection: sa.Connection, names: Sequence[str]) -> None:

@@ -2,10 +2,13 @@
 
 import asyncio
 
+import sqlalchemy as sa
+
 from services.store import (
     blobs_repo,
     deliveries_repo,
     files_repo,
+    holds_repo,
     idempotency_repo,
     uploads_repo,
 )
@@ -28,10 +31,7 @@ class Sweeper:
         """Delete everything that may go now and return how many blobs went."""
         now_ms = self._context.now_ms()
         await self._context.db.write(
-            "sweep.doom_abandoned",
-            lambda connection: blobs_repo.doom_abandoned(
-                connection, now_ms - ABANDONED_SECONDS * 1000
-            ),
+            "sweep.doom_abandoned", lambda connection: _forget_lapsed(connection, now_ms)
         )
         while await self._context.db.write(
             "sweep.expire_upload",
@@ -55,7 +55,7 @@ class Sweeper:
             pass
         deleted = 0
         while names := await self._context.db.read(
-            lambda connection: blobs_repo.doomed(connection, _AT_ONCE)
+            lambda connection: blobs_repo.deletable(connection, _AT_ONCE, self._context.now_ms())
         ):
             await asyncio.gather(
                 *(self._context.blobs.delete("sweep.delete_blob", name) for name in names)
@@ -66,3 +66,8 @@ class Sweeper:
             )
             deleted += len(names)
         return deleted
+
+
+def _forget_lapsed(connection: sa.Connection, now_ms: int) -> None:
+    blobs_repo.doom_abandoned(connection, now_ms - ABANDONED_SECONDS * 1000)
+    holds_repo.forget_lapsed(connection, now_ms)
