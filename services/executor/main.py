@@ -18,8 +18,8 @@ from services.kit.settings import SettingsError
 _log = get_logger(__name__)
 
 
-def make_engine(settings: ExecutorSettings) -> Engine:
-    """Return the engine that the settings name, not started.
+def make_engine(settings: ExecutorSettings, incarnation: str) -> Engine:
+    """Return the engine that the settings name, not started; `incarnation` is this process's id.
 
     Raises:
         SettingsError: the engine does not take such settings.
@@ -36,19 +36,24 @@ def make_engine(settings: ExecutorSettings) -> Engine:
             default_max_tokens=settings.default_max_tokens,
         )
     from services.executor.engines.simulated import SimulatedEngine
+    from services.executor.engines.started_log import StartedFile
 
     if settings.engine_arguments:
         raise SettingsError(
             "the simulated engine takes no arguments; unset NIGHTSHIFT_EXECUTOR_ENGINE_ARGS"
         )
-    return SimulatedEngine()
+    if settings.started_dir is None:
+        return SimulatedEngine()
+    started = StartedFile(settings.started_dir, f"{settings.name}.{incarnation}")
+    return SimulatedEngine(started=started)
 
 
 async def serve(stopping: asyncio.Event) -> None:
     """Run the executor until `stopping` is set and it has drained."""
     settings = ExecutorSettings.load()
     secret = service.read_secret(settings.secret_file)
-    engine = make_engine(settings)
+    incarnation = ids.uuid7_hex()
+    engine = make_engine(settings, incarnation)
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(engine.close)
         server = await rpc.start_server(
@@ -76,7 +81,7 @@ async def serve(stopping: asyncio.Event) -> None:
             engine=engine,
             bus=connected,
             store=StoreClient(
-                channel, secret=secret, executor_id=settings.name, incarnation=ids.uuid7_hex()
+                channel, secret=secret, executor_id=settings.name, incarnation=incarnation
             ),
             clock=SystemClock(),
             chance=random.random,

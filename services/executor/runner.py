@@ -257,6 +257,7 @@ class Runner:
                 line.body,
                 f"{prefix}{line.number:08x}{line.retries & 0xFFFF:04x}",
                 number + line.retries,
+                dispatch.batch_id,
             )
             for line in lines
             if line.body

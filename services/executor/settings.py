@@ -46,6 +46,8 @@ class ExecutorSettings(ServiceSettings):
     """Time without a step of the engine, with work waiting, after which it counts as dead."""
     drain_seconds: float = Field(25.0, ge=0)
     """Time that running lines get when the executor is told to stop."""
+    started_dir: Path | None = None
+    """Where the simulated engine notes each line that it starts; None for nowhere."""
 
     @field_validator("engine_args")
     @classmethod

@@ -49,6 +49,8 @@ class EngineRequest(msgspec.Struct, frozen=True, gc=False):
     """32 hex digits, unique per attempt; the handle for `abort`."""
     attempt: int
     """Number of the line's attempt, from 1."""
+    batch_id: str = ""
+    """Whose line it is, for what an engine notes; it steers nothing."""
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False):

@@ -26,6 +26,7 @@ from services.executor.engines.simulated_answers import (
     read_body,
 )
 from services.executor.engines.simulated_texts import MAX_WORDS, Refused
+from services.executor.engines.started_log import StartedFile
 from services.kit.endpoints import ENDPOINTS
 
 DEFAULT_SEATS = 64
@@ -63,6 +64,7 @@ class SimulatedEngine:
         seats: int = DEFAULT_SEATS,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
+        started: StartedFile | None = None,
     ) -> None:
         if seats < 1:
             raise ValueError("seats must be at least 1")
@@ -70,6 +72,7 @@ class SimulatedEngine:
         self.revision = sha256(f"simulated {_VERSION} seats={seats}".encode()).hexdigest()[:16]
         self._clock = clock
         self._wall_clock = wall_clock
+        self._started = started
         self._running = False
         self._stuck = False
         self._last_step_at = clock()
@@ -129,6 +132,9 @@ class SimulatedEngine:
             free = self._running and not self._stuck and len(self._seated) < self.seats
             response = fast_chat(request, created) if free else None
             answers.append(response if response is not None else self._submit_slowly(request))
+        if self._started is not None:
+            pairs = zip(requests, answers, strict=True)
+            self._started.note([one for one, given in pairs if isinstance(given, EngineResponse)])
         return answers
 
     async def abort(self, request_ids: Iterable[str]) -> None:
@@ -164,6 +170,8 @@ class SimulatedEngine:
             request_id, _ = self._queue.popitem(last=False)
             line = self._lines[request_id]
             self._seated.add(request_id)
+            if self._started is not None:
+                self._started.note([line.request])
             delay_ms = line.faults.delay_ms
             if delay_ms:
                 loop = asyncio.get_running_loop()

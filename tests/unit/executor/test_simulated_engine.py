@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -14,10 +15,12 @@ from services.executor.engines.base import (
     RequestAborted,
 )
 from services.executor.engines.simulated import SimulatedEngine
+from services.executor.engines.started_log import StartedFile
 from services.kit.endpoints import (
     CHAT_COMPLETIONS,
 )
 from tests.kit.eventually import eventually
+from tests.kit.started_lines import executions, read_started
 
 pytestmark = pytest.mark.unit
 
@@ -162,3 +165,23 @@ async def test_status_comes_after_the_delay_and_for_some_attempts(engine: Simula
 def test_revision_is_that_of_the_configuration() -> None:
     assert SimulatedEngine().revision == SimulatedEngine(seats=64).revision
     assert SimulatedEngine().revision != SimulatedEngine(seats=65).revision
+
+
+async def test_what_starts_is_noted_when_it_gets_a_seat(tmp_path: Path) -> None:
+    engine = SimulatedEngine(seats=2, started=StartedFile(tmp_path, "executor-0.ab"))
+    await engine.start()
+    engine.submit_many([line(0x1_0000)])
+    engine.submit_many([line(name << 16, delay_ms=60_000) for name in range(2, 5)])
+    assert [each.line for each in read_started(tmp_path)] == [1, 2, 3]
+    await engine.abort([f"{2 << 16:032x}"])
+    engine.submit_many([line(0x5_0001, attempt=3)])
+    await engine.close()
+    found = read_started(tmp_path)
+    assert [each.line for each in found] == [1, 2, 3, 4]
+    assert {(each.executor, each.incarnation) for each in found} == {("executor-0", "ab")}
+    # Started again by another process, with an answer that the executor asks for once more.
+    again = SimulatedEngine(seats=2, started=StartedFile(tmp_path, "executor-0.cd"))
+    await again.start()
+    again.submit_many([line(0x1_0000, attempt=2), line(0x1_0001, attempt=3)])
+    await again.close()
+    assert executions(read_started(tmp_path))["-", 1] == 2

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.unit
 
 def test_the_defaults_run_a_simulated_engine() -> None:
     settings = ExecutorSettings.load()
-    assert isinstance(make_engine(settings), SimulatedEngine)
+    assert isinstance(make_engine(settings, "0"), SimulatedEngine)
     assert settings.model_paths == {"simulated": ""}
     assert settings.pool_id == pool_id_of("simulated")
 
@@ -61,4 +61,4 @@ def test_an_engine_with_files_needs_paths(monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_simulated_engine_takes_no_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NIGHTSHIFT_EXECUTOR_ENGINE_ARGS", "--seats 3")
     with pytest.raises(SettingsError, match="no arguments"):
-        make_engine(ExecutorSettings.load())
+        make_engine(ExecutorSettings.load(), "0")
