@@ -362,21 +362,29 @@ async def running(folder: Path, **settings: Any) -> AsyncIterator[Store]:
             settings=StoreSettings(data_dir=folder, **settings),
             wake=lambda _name: None,
         )
-        hub = EventHub(db)
-        server = await rpc.start_server(
-            "127.0.0.1:0",
-            list(_entries(context, hub)),
-            [SecretInterceptor(SECRET), ErrorsInterceptor()],
-        )
-        store = Store(Address(f"127.0.0.1:{server.port}", folder), context, clock, hub)
-        try:
+        async with serving(context, clock) as store:
             await store.register()
             yield store
-        finally:
-            await store.channel.close()
-            await server.server.stop(None)
     finally:
         db.close()
+
+
+@contextlib.asynccontextmanager
+async def serving(context: Context, clock: ManualClock) -> AsyncIterator[Store]:
+    """Serve a store of these resources, whose secret is in its data directory."""
+    hub = EventHub(context.db)
+    server = await rpc.start_server(
+        "127.0.0.1:0",
+        list(_entries(context, hub)),
+        [SecretInterceptor(SECRET), ErrorsInterceptor()],
+    )
+    folder = context.settings.data_dir
+    store = Store(Address(f"127.0.0.1:{server.port}", folder), context, clock, hub)
+    try:
+        yield store
+    finally:
+        await store.channel.close()
+        await server.server.stop(None)
 
 
 def _entries(context: Context, hub: EventHub) -> Iterator[rpc.ServiceEntry]:
