@@ -53,6 +53,7 @@ WINDOW_WHERE: Final = (
 EXPIRY_WHERE: Final = "status IN ('validating', 'in_progress') AND stopping_ms IS NULL"
 STOPPING_WHERE: Final = "stopping_ms IS NOT NULL AND sealed_ms IS NULL"
 SEALED_WHERE: Final = "sealed_ms IS NOT NULL AND cleared_ms IS NULL"
+HELD_WHERE: Final = "deleted_at IS NULL AND purged_at IS NULL"
 FINALIZE_WHERE: Final = "sealed_ms IS NOT NULL AND status IN ('finalizing', 'cancelling')"
 
 
@@ -166,6 +167,8 @@ files: Final = sa.Table(
     sa.CheckConstraint("bytes >= 0", name="bytes"),
     sa.Index(None, "project_id", "seq"),
     sa.Index(None, "expires_at"),
+    # Covers the sum that a quota is compared with.
+    _partial_index("ix_files_held", ("project_id", "bytes", "expires_at"), HELD_WHERE),
 )
 
 batches: Final = sa.Table(
@@ -220,6 +223,12 @@ batches: Final = sa.Table(
     sa.Column("error_file_id", sa.String(64)),
     sa.Column("finalize_holder", sa.String(64)),
     sa.Column("finalize_until_ms", _BIG),
+    # How often validating or finalizing it was begun without its end, and when it is tried again:
+    # what ends every store that touches it must not take the other batches with it each time.
+    _count("tries"),
+    _count("retry_ms"),
+    # Why its end files could not be written when it was last tried, for those who wait for them.
+    sa.Column("fault", sa.Text),
     # When the rows and blobs that only running it needed were dropped, after it had ended.
     sa.Column("cleared_ms", _BIG),
     # Not before that time, so that broken streams of its results can go on; 0 when there was none.
