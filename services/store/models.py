@@ -91,6 +91,8 @@ pools: Final = sa.Table(
     sa.Column("seats", _BIG),
     sa.Column("lines_per_second", sa.Float),
     sa.Column("reported_ms", _BIG),
+    # Why an engine of it does not start, in the engine's own words; null where none is in trouble.
+    sa.Column("trouble", sa.Text),
 )
 
 models: Final = sa.Table(

@@ -42,6 +42,9 @@ def upgrade() -> None:
             )
         )
 
+    with op.batch_alter_table("pools", schema=None) as batch_op:
+        batch_op.add_column(sa.Column("trouble", sa.Text(), nullable=True))
+
     with op.batch_alter_table("batches", schema=None) as batch_op:
         for name in ("tries", "retry_ms"):
             batch_op.add_column(
@@ -75,6 +78,8 @@ def downgrade() -> None:
         batch_op.drop_column("fault")
         batch_op.drop_column("retry_ms")
         batch_op.drop_column("tries")
+    with op.batch_alter_table("pools", schema=None) as batch_op:
+        batch_op.drop_column("trouble")
     with op.batch_alter_table("projects", schema=None) as batch_op:
         batch_op.drop_column("quota_bytes")
 
