@@ -20,6 +20,8 @@ class ExecutorSettings(ServiceSettings):
     )
 
     nats_url: str = Field("nats://127.0.0.1:4222", validation_alias="NIGHTSHIFT_NATS_URL")
+    nats_replicas: int = Field(1, ge=1, le=5, validation_alias="NIGHTSHIFT_NATS_REPLICAS")
+    """Servers that keep each stream: 1, or 3 with a cluster of three; the same in every service."""
     secret_file: Path = Field(
         Path("nightshift-data/secret"), validation_alias="NIGHTSHIFT_SECRET_FILE"
     )

@@ -27,6 +27,8 @@ class SchedulerSettings(ServiceSettings):
     #: How often the window slides without an event.
     window_tick_seconds: float = Field(60.0, gt=0)
     nats_url: str = Field("nats://127.0.0.1:4222", validation_alias="NIGHTSHIFT_NATS_URL")
+    #: Servers that keep each stream: 1, or 3 with a cluster of three; the same in every service.
+    nats_replicas: int = Field(1, ge=1, le=5, validation_alias="NIGHTSHIFT_NATS_REPLICAS")
     secret_file: Path = Field(
         Path("nightshift-data/secret"), validation_alias="NIGHTSHIFT_SECRET_FILE"
     )

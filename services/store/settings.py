@@ -24,6 +24,8 @@ class StoreSettings(ServiceSettings):
     #: Empty means SQLite in `data_dir`.
     database_url: str = ""
     nats_url: str = Field("nats://127.0.0.1:4222", validation_alias="NIGHTSHIFT_NATS_URL")
+    #: Servers that keep each stream: 1, or 3 with a cluster of three; the same in every service.
+    nats_replicas: int = Field(1, ge=1, le=5, validation_alias="NIGHTSHIFT_NATS_REPLICAS")
     #: None means `secret` in `data_dir`, made where it is missing.
     secret_file: Path | None = Field(None, validation_alias="NIGHTSHIFT_SECRET_FILE")
     max_batch_lines: int = Field(50_000, gt=0)
