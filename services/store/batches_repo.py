@@ -171,16 +171,34 @@ def cancel(connection: sa.Connection, batch_id: str, project_id: ProjectId, now_
     return _row(connection, batch_id)
 
 
-def to_validate(connection: sa.Connection, limit: int) -> list[Row]:
-    """Return batches that wait to be validated, in order."""
+def to_validate(connection: sa.Connection, limit: int, now_ms: int) -> list[Row]:
+    """Return batches that wait to be validated, in order, those that were begun in vain last."""
     return list(
         connection.execute(
             sa.select(batches)
             # Word for word the condition of an index, so that ended batches are not looked at.
-            .where(sa.text(EXPIRY_WHERE), batches.c.status == BatchStatus.VALIDATING.value)
-            .order_by(batches.c.seq)
+            .where(
+                sa.text(EXPIRY_WHERE),
+                batches.c.status == BatchStatus.VALIDATING.value,
+                batches.c.retry_ms <= now_ms,
+            )
+            .order_by(batches.c.tries, batches.c.seq)
             .limit(limit)
         )
+    )
+
+
+def last_seq(connection: sa.Connection) -> int:
+    """Return the number of the newest batch; 0 where there is none."""
+    return int(connection.scalar(sa.select(sa.func.max(batches.c.seq))) or 0)
+
+
+def put_off(connection: sa.Connection, batch_id: str, *, tries: int, until_ms: int) -> None:
+    """Note how often validating a batch was begun in vain, and when it is tried again."""
+    connection.execute(
+        batches.update()
+        .where(batches.c.id == batch_id, batches.c.status == BatchStatus.VALIDATING.value)
+        .values(tries=tries, retry_ms=until_ms)
     )
 
 
@@ -213,6 +231,8 @@ def start(connection: sa.Connection, row: Row, found: Input, now_ms: int) -> boo
         index_blob=found.index_blob,
         lines_total=found.lines,
         input_bytes=found.bytes,
+        tries=0,
+        retry_ms=0,
     )
     if moved and found.models:
         mixed_repo.insert(connection, row, found.models)

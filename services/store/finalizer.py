@@ -9,14 +9,16 @@ import sqlalchemy as sa
 
 from protos.nightshift.v1 import dispatch_pb2
 from services.kit import telemetry
+from services.kit.errors import NightshiftError
 from services.kit.ids import FileId, ProjectId, uuid7_hex
 from services.kit.log import get_logger
-from services.store import batches_repo, blobs_repo, clearing, files_repo, outbox
+from services.store import batches_repo, blobs_repo, claiming, clearing, files_repo, outbox
 from services.store.context import Context
+from services.store.domain.patience import SUSPECT_TRIES
 from services.store.domain.state import BatchStatus
 from services.store.end_files import EndFile, Kind
 from services.store.input_reader import InputReader
-from services.store.models import FINALIZE_WHERE, batches
+from services.store.models import batches
 
 _log = get_logger(__name__)
 
@@ -27,7 +29,6 @@ PART_BYTES: Final = 16 * 1024 * 1024
 """A part of an end file ends once it has so many bytes; at least 8 MiB, but for the last."""
 DEFAULT_EXPIRY_SECONDS: Final = 2_592_000
 _LEASE_MS: Final = 60_000
-_RETRY_MS: Final = 5_000
 _LOOK_SECONDS: Final = 0.05
 
 
@@ -44,6 +45,8 @@ class Finalizer:
         self._reader = reader
         self._holder = uuid7_hex()
         self._running: dict[str, asyncio.Task[None]] = {}
+        # Whether the one that runs has ended its store before: nothing else begins beside it.
+        self._alone = False
 
     async def run_once(self) -> int:
         """Finalize every sealed batch, clear up after them, and return how many ended."""
@@ -54,14 +57,18 @@ class Finalizer:
                 if not await clearing.clear_some(self._context):
                     return ended
         finally:
-            for task in self._running.values():
+            # Of a turn that failed nothing goes on, and the next one begins with nothing.
+            left, self._running = self._running, {}
+            for task in left.values():
                 task.cancel()
+            await asyncio.gather(*left.values(), return_exceptions=True)
 
     async def _finalize_all(self) -> int:
         ended = 0
         while True:
             if len(self._running) < AT_ONCE:
                 for row, part in await self._claim(AT_ONCE - len(self._running)):
+                    self._alone = row.tries > SUSPECT_TRIES
                     self._running[row.id] = asyncio.create_task(self._finalize(row, [part]))
             if not self._running:
                 return ended
@@ -82,31 +89,21 @@ class Finalizer:
 
         The first part of each is announced in the same transaction, which most need no other for.
         """
-        now_ms = self._context.now_ms()
-        free = sa.or_(batches.c.finalize_holder.is_(None), batches.c.finalize_until_ms <= now_ms)
-        if self._context.db.is_sqlite:
+        if self._running and self._alone:
+            return []
+        asked = claiming.Claim(
+            holder=self._holder,
+            running=frozenset(self._running),
             # Only one store works on an SQLite database, so other holders are dead.
-            free = sa.or_(free, batches.c.finalize_holder != self._holder)
-        waiting = (
-            sa.select(batches.c.id)
-            .where(
-                sa.text(FINALIZE_WHERE),
-                batches.c.id.not_in(list(self._running)),
-                free,
-            )
-            .order_by(batches.c.sealed_ms)
-            .limit(most)
+            only_store=self._context.db.is_sqlite,
+            now_ms=self._context.now_ms(),
+            lease_ms=_LEASE_MS,
         )
-        if not await self._context.db.read(lambda connection: connection.scalars(waiting).all()):
+        if not await self._context.db.read(lambda found: claiming.waiting(found, asked, most)):
             return []
 
         def take(connection: sa.Connection) -> list[tuple[Row, str]]:
-            rows = connection.execute(
-                batches.update()
-                .where(batches.c.id.in_(connection.scalars(waiting).all()), free)
-                .values(finalize_holder=self._holder, finalize_until_ms=now_ms + _LEASE_MS)
-                .returning(batches)
-            ).all()
+            rows = claiming.claim(connection, asked, most)
             return [(row, self._announce_part(connection, row)) for row in rows]
 
         return await self._context.db.write("finalize.claim", take)
@@ -119,14 +116,24 @@ class Finalizer:
             _log.warning("finalize_lease_lost", batch=batch.id)
         except Exception:  # noqa: BLE001 - logged; the batch is tried again
             _log.exception("finalize_failed", batch=batch.id)
-            await self._context.db.write(
-                "finalize.retry", lambda connection: self._renew(connection, batch.id, _RETRY_MS)
-            )
+            await self._put_off(batch)
         else:
             _log.info("batch_ended", batch=batch.id)
             self._context.wake("outbox")
             self._context.wake("deliveries")
             self._context.wake("events")
+
+    async def _put_off(self, batch: Row) -> None:
+        """Give the batch up until later; where even that fails, its lease runs out."""
+        try:
+            await self._context.db.write(
+                "finalize.retry",
+                lambda connection: claiming.put_off(
+                    connection, batch.id, self._holder, self._context.now_ms()
+                ),
+            )
+        except NightshiftError as error:
+            _log.warning("finalize_not_put_off", batch=batch.id, error=error.message)
 
     async def _finish(self, batch: Row, announced: list[str]) -> None:
         written = [

@@ -12,12 +12,22 @@ from services.store import batches_repo, files_repo, models_repo
 from services.store.blobs.base import BlobMissingError
 from services.store.context import Context
 from services.store.domain import cutter, validate
+from services.store.domain.patience import MOST_VALIDATIONS, wait_ms
 from services.store.input_reader import InputReader, read_span
 
 _log = get_logger(__name__)
 
 _AT_ONCE = 4
 _Errors = Sequence[Mapping[str, object]]
+_FAULT_MS = 5_000
+"""Pause after a failure that ended nothing."""
+_UNCHECKED = {
+    "code": "server_error",
+    "line": None,
+    "message": "This input could not be checked: the server ended each time it tried. Split it "
+    "into several files, and tell who runs this server.",
+    "param": "file_id",
+}
 
 
 class Validator:
@@ -27,6 +37,8 @@ class Validator:
         """Validate batches of `context`, reading indexes through `reader`."""
         self._context = context
         self._reader = reader
+        # Number of the last batch that was there at the first turn.
+        self._started_seq: int | None = None
         settings = context.settings
         self._limits = validate.Limits(
             max_batch_lines=settings.max_batch_lines,
@@ -38,26 +50,69 @@ class Validator:
     async def run_once(self) -> int:
         """Validate everything that waits and return how many; a failing one holds no other."""
         judged = 0
-        while rows := await self._context.db.read(
-            lambda connection: batches_repo.to_validate(connection, _AT_ONCE)
-        ):
+        while rows := await self._next():
             outcomes = await asyncio.gather(
                 *(self._judge(row) for row in rows), return_exceptions=True
             )
             for row, outcome in zip(rows, outcomes, strict=True):
                 if isinstance(outcome, BaseException):
                     _log.error("validation_failed", batch=row.id, exc_info=outcome)
-            if all(isinstance(outcome, BaseException) for outcome in outcomes):
-                # Nothing moved: wait for the next tick rather than spin.
-                break
-            judged += len(rows)
+                    await self._put_off(row)
+                else:
+                    judged += 1
             self._context.wake("outbox")
             self._context.wake("deliveries")
             self._context.wake("events")
         return judged
 
+    async def _next(self) -> Sequence[batches_repo.Row]:
+        """Return what to validate now, in order.
+
+        A try is counted before it begins, but only of a batch that waited when this store began:
+        one of those may have ended the store before. They go one by one.
+        """
+        now_ms = self._context.now_ms()
+        rows = await self._context.db.read(
+            lambda connection: batches_repo.to_validate(connection, _AT_ONCE, now_ms)
+        )
+        if not rows:
+            return rows
+        last = await self._seq_at_start()
+        first = rows[0]
+        if first.tries == 0 and first.seq > last:
+            return [row for row in rows if row.tries == 0]
+        await self._context.db.write(
+            "validate.claim",
+            lambda connection: batches_repo.put_off(
+                connection,
+                first.id,
+                tries=first.tries + 1,
+                until_ms=now_ms + wait_ms(first.tries + 1),
+            ),
+        )
+        return [first]
+
+    async def _seq_at_start(self) -> int:
+        """Return the number of the last batch that was there at this store's first turn."""
+        if self._started_seq is None:
+            self._started_seq = await self._context.db.read(batches_repo.last_seq)
+        return self._started_seq
+
+    async def _put_off(self, row: batches_repo.Row) -> None:
+        """Let others go before a batch that could not be judged; the try counts for nothing."""
+        until_ms = self._context.now_ms() + _FAULT_MS
+        await self._context.db.write(
+            "validate.put_off",
+            lambda connection: batches_repo.put_off(
+                connection, row.id, tries=row.tries, until_ms=until_ms
+            ),
+        )
+
     async def _judge(self, row: batches_repo.Row) -> None:
         with telemetry.span_of("validate", row.traceparent, batch=row.id):
+            if row.tries >= MOST_VALIDATIONS:
+                await self._give_up(row)
+                return
             found = await self._check(row)
         now_ms = self._context.now_ms()
         if isinstance(found, batches_repo.Input):
@@ -69,6 +124,14 @@ class Validator:
                 "batch.fail",
                 lambda connection: batches_repo.fail(connection, row.id, found, now_ms),
             )
+
+    async def _give_up(self, row: batches_repo.Row) -> None:
+        now_ms = self._context.now_ms()
+        _log.error("validation_given_up", batch=row.id, tries=row.tries)
+        await self._context.db.write(
+            "validate.give_up",
+            lambda connection: batches_repo.fail(connection, row.id, [_UNCHECKED], now_ms),
+        )
 
     async def _check(self, row: batches_repo.Row) -> batches_repo.Input | _Errors:
         project_id = ProjectId(row.project_id)
