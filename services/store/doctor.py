@@ -15,6 +15,7 @@ import orjson
 import sqlalchemy as sa
 
 from services.kit.settings import SettingsError
+from services.store.blobs.reader import BlobReader, FolderReader
 from services.store.checkup import database_check, files_check, rest_check
 from services.store.checkup.batches_check import Kinds, OpenBatches
 from services.store.checkup.blobs_check import Blobs
@@ -46,7 +47,7 @@ def check(settings: StoreSettings, write: Write, *, deep: bool) -> int:
     """
     database = _database(settings)
     while True:
-        view = _open(database, settings.data_dir / "blobs")
+        view = _open(database, FolderReader(settings.data_dir / "blobs"))
         try:
             database_check.check_revision(view)
             faults = _check_all(view, settings, Report(write), deep=deep)
@@ -78,9 +79,9 @@ def _database(settings: StoreSettings) -> Path:
     return database
 
 
-def _open(database: Path, folder: Path) -> View:
+def _open(database: Path, blobs: BlobReader) -> View:
     try:
-        return View(database, folder)
+        return View(database, blobs)
     except OSError as error:
         raise CannotCheckError(f"{database} cannot be read: {error.strerror}") from error
 

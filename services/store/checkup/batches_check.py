@@ -12,6 +12,8 @@ import numpy.typing as npt
 import sqlalchemy as sa
 
 from services.kit.frames import RESULT_RECORD
+from services.store.blobs.base import BlobMissingError
+from services.store.blobs.reader import is_name
 from services.store.checkup.blobs_check import Blobs, Claim, states
 from services.store.checkup.report import Kind
 from services.store.checkup.view import View
@@ -141,12 +143,12 @@ class OpenBatches:
     def _model_ids(self, batch: BatchFacts) -> "npt.NDArray[np.uint16] | None":
         """The model of each line, as the input's index has it; where that is gone, files tell."""
         name = batch.index_blob
-        if not self._view.is_name(name):
+        if not is_name(name):
             return None
         try:
-            data = self._view.read(str(name), 0, self._view.size(str(name)) or 0)
+            data = self._view.blobs.read(str(name), 0, self._view.blobs.size(str(name)) or 0)
             ids: npt.NDArray[np.uint16] = LineIndex.from_bytes(data).records["model"]
-        except (FileNotFoundError, IndexFormatError):
+        except (BlobMissingError, IndexFormatError):
             return None
         return ids[: batch.lines_total]
 
@@ -168,8 +170,8 @@ class OpenBatches:
             payload = row.payload
             if row.blob is not None:
                 try:
-                    payload = self._view.read(row.blob, 0, end_of(records))
-                except FileNotFoundError:
+                    payload = self._view.blobs.read(row.blob, 0, end_of(records))
+                except BlobMissingError:
                     continue
             self._kinds.results.extend(_payload_faults(batch_id, number, records, payload))
 

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import sqlalchemy as sa
 import xxhash
 
+from services.store.blobs.reader import is_name
 from services.store.checkup.report import Kind
 from services.store.checkup.view import View
 from services.store.domain import statement
@@ -96,7 +97,7 @@ class Blobs:
 
     def look(self, kind: Kind) -> None:
         """Read the directory and the rows of blobs."""
-        for page in _paged(self._view.names()):
+        for page in _paged(self._view.blobs.names()):
             kind.step(len(page))
             kind.count("files", len(page))
             kind.count("bytes", sum(size for _, size in page))
@@ -147,10 +148,10 @@ class Blobs:
 
     def _file_fault(self, claim: Claim) -> Fault | None:
         backup = f"Restore blobs/{claim.name} from a backup. Without one: {claim.mend}"
-        if not self._view.is_name(claim.name):
+        if not is_name(claim.name):
             what = f"names {claim.name!r} as {claim.role}, which no blob is called"
             return Fault(subject=claim.subject, what=what, mend=claim.mend, sql=claim.sql)
-        size = self._view.size(claim.name)
+        size = self._view.blobs.size(claim.name)
         if size is None:
             what = f"{claim.role}, blobs/{claim.name}, is gone"
             return Fault(subject=claim.subject, what=what, mend=backup, sql=claim.sql)
@@ -194,7 +195,7 @@ class Blobs:
         for name in self.named.lacks(self._unknown):
             with self._view.snapshot() as connection:
                 known = states(connection, [name])
-            if name not in known and self._view.size(name) is not None:
+            if name not in known and self._view.blobs.size(name) is not None:
                 kind.add(
                     Fault(
                         subject=f"blobs/{name}",
@@ -205,7 +206,7 @@ class Blobs:
         loose = set(np.setdiff1d(self._live.hashes(), self.named.hashes()).tolist())
         if loose:
             self._judge_loose(kind, loose)
-        unfinished = self._view.unfinished()
+        unfinished = self._view.blobs.unfinished()
         if unfinished:
             kind.note(
                 f"{unfinished} files in blobs/tmp are being written, or will be removed by"

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
+from services.store.blobs.base import BlobMissingError
 from services.store.checkup.batches_check import facts, ids
 from services.store.checkup.files_check import parts_of
 from services.store.checkup.report import Kind
@@ -76,7 +77,7 @@ class EndedBatches:
                 self._lines(ends.get("output")),
                 self._lines(ends.get("error")),
             )
-        except FileNotFoundError:
+        except BlobMissingError:
             # Dropped meanwhile; where it should be there, the check of files tells.
             return
         self._kind.count("lines read", batch.lines_total)

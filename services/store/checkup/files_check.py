@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
+from services.store.blobs.base import BlobMissingError
 from services.store.checkup.blobs_check import Blobs, Claim, states
 from services.store.checkup.report import Kind
 from services.store.checkup.view import View
@@ -98,7 +99,7 @@ class Files:
             if row.index_blob is not None:
                 indexes.count("read")
                 indexes.extend(self._index_faults(row, parts, indexes))
-        except FileNotFoundError:
+        except BlobMissingError:
             # Dropped while it was read, or else `Blobs` had told of it.
             return
 
@@ -125,9 +126,9 @@ class Files:
             )
 
     def _index_fault(self, row: Row, parts: Parts, kind: Kind) -> str | None:
-        size = self._view.size(row.index_blob) or 0
+        size = self._view.blobs.size(row.index_blob) or 0
         try:
-            index = LineIndex.from_bytes(self._view.read(row.index_blob, 0, size))
+            index = LineIndex.from_bytes(self._view.blobs.read(row.index_blob, 0, size))
         except IndexFormatError as error:
             return f"cannot be read: {error}"
         kind.count("lines", index.lines)
@@ -288,9 +289,9 @@ def _part_claims(row: Row) -> Iterator[Claim]:
 
 def _part_index_faults(view: View, row: Row) -> Iterator[Fault]:
     try:
-        size = view.size(row.index_blob) or 0
-        index = PartIndex.from_bytes(view.read(row.index_blob, 0, size))
-    except FileNotFoundError:
+        size = view.blobs.size(row.index_blob) or 0
+        index = PartIndex.from_bytes(view.blobs.read(row.index_blob, 0, size))
+    except BlobMissingError:
         return
     except IndexFormatError as error:
         trouble = f"cannot be read: {error}"
