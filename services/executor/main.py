@@ -93,7 +93,9 @@ async def serve(stopping: asyncio.Event) -> None:
 
 async def _connect(settings: ExecutorSettings, stopping: asyncio.Event) -> bus.Bus | None:
     """Connect to the bus, however long that takes; None when told to stop meanwhile."""
-    connecting = asyncio.ensure_future(bus.connect(settings.nats_url, settings.name, replicas=settings.nats_replicas))
+    connecting = asyncio.ensure_future(
+        bus.connect(settings.nats_url, settings.name, replicas=settings.nats_replicas)
+    )
     stop = asyncio.ensure_future(stopping.wait())
     await asyncio.wait({connecting, stop}, return_when=asyncio.FIRST_COMPLETED)
     stop.cancel()

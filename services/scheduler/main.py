@@ -30,7 +30,9 @@ async def serve(settings: SchedulerSettings, stopping: asyncio.Event) -> None:
     secret = service.read_secret(settings.secret_file)
     holder = settings.name or f"{socket.gethostname()}-{uuid7_hex()}"
     async with contextlib.AsyncExitStack() as stack:
-        connection = await _unless(stopping, bus.connect(settings.nats_url, "scheduler", replicas=settings.nats_replicas))
+        connection = await _unless(
+            stopping, bus.connect(settings.nats_url, "scheduler", replicas=settings.nats_replicas)
+        )
         if connection is None:
             return
         stack.push_async_callback(connection.close)
