@@ -97,7 +97,13 @@ def batch_object(batch: batches_pb2.Batch) -> dict[str, Any]:
         "request_counts": _counts_object(batch.request_counts),
         "usage": usage_object(batch.usage) if batch.HasField("usage") else None,
         "metadata": dict(batch.metadata) if batch.has_metadata else None,
-        "nightshift": {name: optional(batch.nightshift, name) for name in _EXTENSION},
+        "nightshift": {
+            **{name: optional(batch.nightshift, name) for name in _EXTENSION},
+            "engines": [
+                {"pool": each.pool, "revisions": list(each.revisions)}
+                for each in batch.nightshift.engines
+            ],
+        },
     }
 
 

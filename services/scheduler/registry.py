@@ -92,4 +92,5 @@ def _word_of(beat: ExecutorBeat) -> ExecutorWord:
         high_water=beat.high_water,
         lines_per_second=beat.lines_per_second,
         ready=beat.engine_state == dispatch_pb2.ENGINE_STATE_READY,
+        trouble=beat.trouble,
     )

@@ -123,6 +123,7 @@ class WorkClient:
                     executors_ready=each.ready,
                     seats=each.seats,
                     lines_per_second=each.lines_per_second,
+                    trouble=each.trouble,
                 )
                 for each in reports
             ],

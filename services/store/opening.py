@@ -1,7 +1,7 @@
 """Opening and keeping attempts: who may run which lines (design, rule 2)."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -13,6 +13,7 @@ from services.store import attempts_repo, chunks_repo, quarantine, results_repo
 from services.store.attempts_repo import Outcome, Ticket
 from services.store.domain.results import Range
 from services.store.domain.state import BatchStatus
+from services.store.engines_repo import EngineNotes, Key
 from services.store.input_reader import Parts
 from services.store.models import attempts, batches, chunks
 
@@ -41,6 +42,8 @@ class Opened:
     number: int
     lines: Sequence[Range]
     deaths: int
+    engine: Key | None = None
+    """What `EngineNotes` is to keep once this is committed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +67,7 @@ def open_attempt(
     connection: sa.Connection,
     delivery: Delivery,
     *,
+    engines: EngineNotes,
     lease_ms: int,
     new_id: IdGenerator,
     now_ms: int,
@@ -93,7 +97,17 @@ def open_attempt(
         chunk = _chunk(connection, chunk.id)
         if chunk.state != chunks_repo.OUT:
             return Gone(reason="superseded")
-    return _open(connection, chunk, delivery, lease_ms=lease_ms, new_id=new_id, now_ms=now_ms)
+    opening = _open(connection, chunk, delivery, lease_ms=lease_ms, new_id=new_id, now_ms=now_ms)
+    if not isinstance(opening, Opened):
+        return opening
+    engine = engines.note(
+        connection,
+        chunk,
+        executor_id=delivery.executor_id,
+        incarnation=delivery.incarnation,
+        now_ms=now_ms,
+    )
+    return replace(opening, engine=engine)
 
 
 _BATCH_OF_CHUNK: Final = (

@@ -2,12 +2,12 @@
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 import sqlalchemy as sa
 
-from services.store import mixed_repo
+from services.store import engines_repo, mixed_repo
 from services.store.domain.state import BatchStatus
 from services.store.domain.waiting import MOST_AHEAD, Explanation, Pool, explain
 from services.store.models import WINDOW_WHERE, batches, pools
@@ -16,6 +16,8 @@ Row = sa.Row[Any]
 
 STALE_MS: Final = 30_000
 """What was said longer ago than this is known no more."""
+TROUBLE_LENGTH: Final = 500
+"""Characters kept of why an engine does not start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +29,7 @@ class Report:
     executors_ready: int
     seats: int
     lines_per_second: float
+    trouble: str | None = None
 
 
 def note(connection: sa.Connection, reports: Iterable[Report], now_ms: int) -> None:
@@ -40,7 +43,7 @@ def note(connection: sa.Connection, reports: Iterable[Report], now_ms: int) -> N
 
 
 def explanations(connection: sa.Connection, rows: Sequence[Row], now_ms: int) -> list[Explanation]:
-    """Say what each of these batches (rows of one page) waits for, in their order.
+    """Say what each of these batches (rows of one page) waits for and ran on, in their order.
 
     Of a batch of several pools it is that of the first pool that lacks executors, or else of the
     first that has lines to hand out. The cost is bounded: a row a pool, and for each pool at most
@@ -54,8 +57,12 @@ def explanations(connection: sa.Connection, rows: Sequence[Row], now_ms: int) ->
     for name in names:
         waiting = [row for row in rows if name in waits[row.id] and chosen[row.id] == name]
         ahead |= _ahead(connection, name, waiting)
+    engines = engines_repo.of_batches(connection, rows)
     return [
-        explain(BatchStatus(row.status), known.get(chosen[row.id] or ""), ahead.get(row.id, 0))
+        replace(
+            explain(BatchStatus(row.status), known.get(chosen[row.id] or ""), ahead.get(row.id, 0)),
+            engines=engines.get(row.id, ()),
+        )
         for row in rows
     ]
 
@@ -88,6 +95,7 @@ _POOLS: Final = sa.select(
     pools.c.executors_ready,
     pools.c.engine_revision,
     pools.c.reported_ms,
+    pools.c.trouble,
 ).where(pools.c.id.in_(sa.bindparam("names", expanding=True)))
 
 
@@ -103,6 +111,7 @@ def _pools(connection: sa.Connection, names: Iterable[str], now_ms: int) -> dict
             alive=row.executors_alive if heard else None,
             ready=row.executors_ready if heard else None,
             engine_revision=row.engine_revision,
+            trouble=row.trouble if heard else None,
         )
     return found
 

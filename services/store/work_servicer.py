@@ -18,6 +18,7 @@ from services.store import (
 from services.store.appending import Appender
 from services.store.context import Context
 from services.store.domain import results
+from services.store.engines_repo import EngineNotes
 from services.store.input_reader import InputReader
 
 _Context = Any  # ServicerContext is generic in its stubs only
@@ -32,6 +33,7 @@ class WorkServicer(work_pb2_grpc.WorkServicer):
         self._reader = reader
         self._lease_ms = int(context.settings.lease_seconds * 1000)
         self._appender = Appender(context)
+        self._engines = EngineNotes()
 
     # --- the scheduler's ------------------------------------------------------------------------
 
@@ -131,6 +133,7 @@ class WorkServicer(work_pb2_grpc.WorkServicer):
                 executors_ready=each.executors_ready,
                 seats=each.seats,
                 lines_per_second=each.lines_per_second,
+                trouble=" ".join(each.trouble.split())[: pools_repo.TROUBLE_LENGTH] or None,
             )
             for each in request.pools
         ]
@@ -212,6 +215,7 @@ class WorkServicer(work_pb2_grpc.WorkServicer):
             lambda connection: opening.open_attempt(
                 connection,
                 delivery,
+                engines=self._engines,
                 lease_ms=self._lease_ms,
                 new_id=self._context.new_id,
                 now_ms=self._context.now_ms(),
@@ -220,6 +224,7 @@ class WorkServicer(work_pb2_grpc.WorkServicer):
         match outcome:
             case opening.Opened():
                 self._appender.remember(outcome.ticket)
+                self._engines.keep(outcome.engine)
                 return work_pb2.OpenAttemptResponse(
                     opened=work_pb2.AttemptOpened(
                         token=outcome.ticket.token,

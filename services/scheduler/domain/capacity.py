@@ -18,6 +18,7 @@ class ExecutorWord:
         high_water: takes no more from this on.
         lines_per_second: its speed; 0 while unknown.
         ready: whether its engine takes work.
+        trouble: why its engine died or did not start the last time; empty once it runs.
     """
 
     executor_id: str
@@ -29,6 +30,7 @@ class ExecutorWord:
     high_water: int
     lines_per_second: float
     ready: bool
+    trouble: str = ""
 
     @property
     def asked_lines(self) -> int:

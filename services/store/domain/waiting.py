@@ -17,6 +17,16 @@ class Pool:
     alive: int | None
     ready: int | None
     engine_revision: str | None
+    trouble: str | None = None
+    """Why an engine of it does not start, in the engine's own words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engines:
+    """The engine configurations of one pool that ran lines of a batch, first ones first."""
+
+    pool: str
+    revisions: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +38,7 @@ class Explanation:
     executors: int | None = None
     reason: str | None = None
     engine_revision: str | None = None
+    engines: tuple[Engines, ...] = ()
 
 
 NOTHING: Final = Explanation()
@@ -57,7 +68,8 @@ def _reason(pool: Pool, ahead: int) -> str | None:
     if pool.alive == 0:
         return f"no executor of pool {pool.id} is alive"
     if pool.ready == 0:
-        return f"no engine of pool {pool.id} is ready"
+        idle = f"no engine of pool {pool.id} is ready"
+        return f"{idle}: {pool.trouble}" if pool.trouble else idle
     if not ahead:
         return None
     if ahead >= MOST_AHEAD:

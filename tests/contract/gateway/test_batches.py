@@ -62,7 +62,8 @@ async def test_fresh_batch_has_all_22_keys(http: httpx2.AsyncClient, store: Scri
         # The one key that is ours.
         "nightshift": dict.fromkeys(
             ("pool", "queue_position", "executors", "reason", "engine_revision")
-        ),
+        )
+        | {"engines": []},
     }
 
 

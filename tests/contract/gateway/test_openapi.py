@@ -129,7 +129,12 @@ FULL = make_batch(
     metadata={"a": "b"},
     has_metadata=True,
     nightshift=batches_pb2.BatchExplanation(
-        pool="p", queue_position=3, executors=0, reason="3 batches ahead", engine_revision="e"
+        pool="p",
+        queue_position=3,
+        executors=0,
+        reason="3 batches ahead",
+        engine_revision="e",
+        engines=[batches_pb2.BatchEngines(pool="p", revisions=["d", "e"])],
     ),
 )
 

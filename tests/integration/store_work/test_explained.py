@@ -100,6 +100,70 @@ async def test_the_engines_revision_is_that_of_its_executors(store: Store) -> No
     assert shown(cancelled) == (None, None, None)
 
 
+async def test_the_engines_that_ran_a_batch_are_kept_with_it(store: Store) -> None:
+    """Two executors of different versions, of which one is restarted with other arguments."""
+
+    async def register(executor: str, incarnation: str, revision: str) -> None:
+        await store.work.RegisterExecutor(
+            work_pb2.RegisterExecutorRequest(
+                executor_id=executor,
+                incarnation=incarnation,
+                pool_id=POOL,
+                models=["simulated"],
+                engine_revision=revision,
+            ),
+            metadata=store.metadata,
+        )
+
+    async def engines(batch_id: str) -> list[tuple[str, list[str]]]:
+        said = (await store.get(batch_id)).nightshift
+        return [(each.pool, list(each.revisions)) for each in said.engines]
+
+    await register("old", "i1", "aaaa")
+    await register("new", "i1", "bbbb")
+    batch_id, other = await store.batch(8), await store.batch(1)
+    cut = await store.cut(*[(batch_id, 2)] * 4)
+    assert await engines(batch_id) == []
+    for dispatch, executor in zip(cut, ("new", "new", "old", "old"), strict=True):
+        if dispatch is cut[3]:
+            await register("old", "i2", "cccc")
+        store.clock.advance(1)
+        life = "i2" if dispatch is cut[3] else "i1"
+        attempt = await store.open(dispatch, executor, incarnation=life)
+        lines = range(dispatch.lines[0].first, dispatch.lines[0].first + 2)
+        await store.finish(attempt.token, lines, batch_id)
+    expected = [(POOL, ["bbbb", "aaaa", "cccc"])]
+    assert await engines(batch_id) == expected
+    assert await engines(other) == []
+    await store.turn()
+    store.clock.advance(7_200)
+    await store.turn()
+    await store.sweeper.run_once()
+    assert (await store.get(batch_id)).status == batches_pb2.BATCH_STATUS_COMPLETED
+    assert await engines(batch_id) == expected
+    answer = await store.batches.ListBatches(
+        batches_pb2.ListBatchesRequest(), metadata=store.metadata
+    )
+    listed = {each.id: len(each.nightshift.engines) for each in answer.batches}
+    assert listed == {batch_id: 1, other: 0}
+
+
+async def test_why_an_engine_does_not_start_is_told(store: Store) -> None:
+    batch_id = await store.batch(1)
+    await store.lead()
+    for trouble, ready in (("no such file: /m\nTraceback", 0), ("x" * 900, 0), ("", 1)):
+        report = work_pb2.PoolReport(
+            pool_id=POOL, executors_alive=1, executors_ready=ready, trouble=trouble
+        )
+        await store.work.ReportPools(
+            work_pb2.ReportPoolsRequest(term=store.term, pools=[report]), metadata=store.metadata
+        )
+        reason = (await store.get(batch_id)).nightshift.reason
+        said = trouble.replace("\n", " ")[:500]
+        expected = f"no engine of pool {POOL} is ready: {said}" if trouble else ""
+        assert reason == expected
+
+
 async def test_positions_on_a_page_are_those_of_the_pool(store: Store) -> None:
     """Also with another pool's and another project's batches between them."""
     await store.admin.PutModels(

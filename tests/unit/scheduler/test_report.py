@@ -14,9 +14,9 @@ POOL = PoolId("p")
 REPORT = PoolReport(pool_id=POOL, alive=2, ready=1, seats=64, lines_per_second=100.0)
 
 
-def word(*, ready: bool, rate: float = 10.0) -> ExecutorWord:
+def word(*, ready: bool, rate: float = 10.0, name: str = "e", trouble: str = "") -> ExecutorWord:
     return ExecutorWord(
-        executor_id="e",
+        executor_id=name,
         pool_id=POOL,
         at_ms=1,
         seats=64,
@@ -25,6 +25,7 @@ def word(*, ready: bool, rate: float = 10.0) -> ExecutorWord:
         high_water=20,
         lines_per_second=rate,
         ready=ready,
+        trouble=trouble,
     )
 
 
@@ -33,6 +34,15 @@ def test_executors_are_taken_together() -> None:
     assert report_of(POOL, words) == PoolReport(
         pool_id=POOL, alive=3, ready=2, seats=128, lines_per_second=15.0
     )
+
+
+def test_one_that_is_in_trouble_speaks_for_all_and_always_the_same() -> None:
+    words = [
+        word(ready=False, name="c", trouble="no memory"),
+        word(ready=False, name="b", trouble="no GPU"),
+        word(ready=True, name="a"),
+    ]
+    assert report_of(POOL, words).trouble == report_of(POOL, words[::-1]).trouble == "no GPU"
 
 
 def test_a_pool_without_executors_is_told_too() -> None:
@@ -51,6 +61,7 @@ def test_a_pool_without_executors_is_told_too() -> None:
         (replace(REPORT, alive=1), True),
         (replace(REPORT, ready=2), True),
         (replace(REPORT, seats=65), True),
+        (replace(REPORT, trouble="no GPU"), True),
     ],
 )
 def test_small_changes_of_speed_are_no_news(now: PoolReport, news: bool) -> None:

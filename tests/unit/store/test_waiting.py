@@ -47,3 +47,11 @@ def test_what_runs_no_more_waits_for_nothing(status: BatchStatus) -> None:
     said = explain(status, pool(0, 0), 5)
     assert (said.pool, said.engine_revision) == ("p", "r")
     assert (said.queue_position, said.executors, said.reason) == (None, None, None)
+
+
+def test_an_engine_that_does_not_start_says_why() -> None:
+    broken = Pool(id="p", alive=1, ready=0, engine_revision=None, trouble="no model in /x")
+    assert explain(RUNS, broken, 0).reason == "no engine of pool p is ready: no model in /x"
+    # Others run: its trouble is not what the batch waits for.
+    limping = Pool(id="p", alive=2, ready=1, engine_revision=None, trouble="no model in /x")
+    assert explain(RUNS, limping, 0).reason is None
