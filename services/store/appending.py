@@ -10,7 +10,7 @@ from protos.nightshift.v1 import work_pb2
 from services.kit.errors import InvalidRequestError, TooLargeError
 from services.kit.frames import FRAME_BYTES
 from services.kit.ids import ProjectId
-from services.store import attempts_repo, blobs_repo, results_repo
+from services.store import attempts_repo, blobs_repo, receiving, results_repo
 from services.store.attempts_repo import Ticket
 from services.store.context import Context
 from services.store.results_repo import Frame, Recorded
@@ -136,14 +136,15 @@ class Appender:
         blob = None
         if len(frame.payload) >= results_repo.INLINE_BYTES:
             blob = await self._put(ticket, frame.payload)
-        return await self.record(
-            Frame(
-                ticket=ticket,
-                records=records,
-                payload=None if blob else frame.payload,
-                blob=blob,
-            )
+        whole = Frame(
+            ticket=ticket, records=records, payload=None if blob else frame.payload, blob=blob
         )
+        try:
+            return await self.record(whole)
+        except BaseException:
+            if blob is not None:
+                receiving.give_up(self._context, [blob])
+            raise
 
     async def _put(self, ticket: Ticket, payload: bytes) -> str:
         project_id = ProjectId(ticket.project_id)

@@ -50,12 +50,23 @@ def doom(connection: sa.Connection, names: Iterable[str]) -> None:
 
 
 def doom_announced(connection: sa.Connection, names: Sequence[str]) -> None:
-    """Doom blobs that will not be named after all; those that a row names by now stay."""
+    """Doom blobs that will not be named after all; those that a row names by now stay.
+
+    One that was swept and forgotten while its writer stood still is there again: it has to go, too.
+    """
     connection.execute(
         blobs.update()
         .where(blobs.c.name.in_(names), blobs.c.state == "pending")
         .values(state="doomed")
     )
+    known = set(connection.scalars(sa.select(blobs.c.name).where(blobs.c.name.in_(names))))
+    back = [
+        {"name": name, "project_id": name.partition("/")[0], "state": "doomed", "created_ms": 0}
+        for name in names
+        if name not in known
+    ]
+    if back:
+        connection.execute(blobs.insert(), back)
 
 
 def doom_abandoned(connection: sa.Connection, before_ms: int) -> int:

@@ -12,7 +12,15 @@ from services.kit import telemetry
 from services.kit.errors import NightshiftError
 from services.kit.ids import FileId, ProjectId, uuid7_hex
 from services.kit.log import get_logger
-from services.store import batches_repo, blobs_repo, claiming, clearing, files_repo, outbox
+from services.store import (
+    batches_repo,
+    blobs_repo,
+    claiming,
+    clearing,
+    files_repo,
+    outbox,
+    receiving,
+)
 from services.store.context import Context
 from services.store.domain.patience import SUSPECT_TRIES
 from services.store.domain.state import BatchStatus
@@ -69,7 +77,7 @@ class Finalizer:
             if len(self._running) < AT_ONCE:
                 for row, part in await self._claim(AT_ONCE - len(self._running)):
                     self._alone = row.tries > SUSPECT_TRIES
-                    self._running[row.id] = asyncio.create_task(self._finalize(row, [part]))
+                    self._running[row.id] = asyncio.create_task(self._finalize(row, part))
             if not self._running:
                 return ended
             # Batches that are sealed meanwhile need not wait for a large one.
@@ -108,14 +116,17 @@ class Finalizer:
 
         return await self._context.db.write("finalize.claim", take)
 
-    async def _finalize(self, batch: Row, announced: list[str]) -> None:
+    async def _finalize(self, batch: Row, part: str) -> None:
+        parts = Announced([part])
         try:
             with telemetry.span_of("finalize", batch.traceparent, batch=batch.id):
-                await self._finish(batch, announced)
+                await self._finish(batch, parts)
         except LeaseLostError:
             _log.warning("finalize_lease_lost", batch=batch.id)
+            receiving.give_up(self._context, parts.names)
         except Exception:  # noqa: BLE001 - logged; the batch is tried again
             _log.exception("finalize_failed", batch=batch.id)
+            receiving.give_up(self._context, parts.names)
             await self._put_off(batch)
         else:
             _log.info("batch_ended", batch=batch.id)
@@ -135,9 +146,9 @@ class Finalizer:
         except NightshiftError as error:
             _log.warning("finalize_not_put_off", batch=batch.id, error=error.message)
 
-    async def _finish(self, batch: Row, announced: list[str]) -> None:
+    async def _finish(self, batch: Row, parts: "Announced") -> None:
         written = [
-            await self._write(batch, kind, announced)
+            await self._write(batch, kind, parts)
             for kind in ("output", "error")
             if _has(batch, kind)
         ]
@@ -145,8 +156,8 @@ class Finalizer:
             "finalize.end", lambda connection: self._end(connection, batch, written)
         )
 
-    async def _write(self, batch: Row, kind: Kind, announced: list[str]) -> files_repo.NewFile:
-        """Write one end file as durable parts that nothing names yet; uses `announced` up."""
+    async def _write(self, batch: Row, kind: Kind, announced: "Announced") -> files_repo.NewFile:
+        """Write one end file as durable parts that nothing names yet."""
         parts: list[tuple[str, int]] = []
         async with aclosing(EndFile(self._context, self._reader, batch, kind).pieces()) as pieces:
             first = await anext(pieces, None)
@@ -154,7 +165,7 @@ class Finalizer:
                 part = _Part(first, pieces)
                 second = await anext(pieces, None)
                 content = first if second is None else part.content(second)
-                name = announced.pop() if announced else await self._announce(batch)
+                name = announced.take() or await self._announce(batch, announced)
                 parts.append((name, await self._context.blobs.put("finalize.write", name, content)))
                 first = None if second is None else await anext(pieces, None)
         now_at = self._context.now_ms() // 1000
@@ -172,14 +183,16 @@ class Finalizer:
             of_kind=kind,
         )
 
-    async def _announce(self, batch: Row) -> str:
+    async def _announce(self, batch: Row, announced: "Announced") -> str:
         """Announce the next part, under a lease that is renewed with it."""
 
         def announce(connection: sa.Connection) -> str:
             self._renew(connection, batch.id, _LEASE_MS)
             return self._announce_part(connection, batch)
 
-        return await self._context.db.write("finalize.announce", announce)
+        name = await self._context.db.write("finalize.announce", announce)
+        announced.names.append(name)
+        return name
 
     def _announce_part(self, connection: sa.Connection, batch: Row) -> str:
         project_id = ProjectId(batch.project_id)
@@ -239,6 +252,17 @@ def _has(batch: Row, kind: Kind) -> bool:
     if kind == "output":
         return bool(batch.completed)
     return bool(batch.lines_total - batch.completed)
+
+
+class Announced:
+    """Names of the parts of a batch's end files; the first is announced with the claim."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.names = names
+        self._unused = list(names)
+
+    def take(self) -> str | None:
+        return self._unused.pop() if self._unused else None
 
 
 class _Part:

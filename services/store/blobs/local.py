@@ -1,6 +1,7 @@
 """Blobs in a directory, synced before they are named."""
 
 import asyncio
+import fcntl
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,7 +16,7 @@ class LocalBlobs:
     """A directory tree `project/kind/hex`; half-written ones lie in `tmp` until they are whole."""
 
     def __init__(self, root: Path, *, durable: bool = True) -> None:
-        """Use `root`, which is made; what an earlier process left half-written is removed.
+        """Use `root`, which is made; what a process that is gone left half-written is removed.
 
         Args:
             root: the directory.
@@ -26,7 +27,7 @@ class LocalBlobs:
         self._durable = durable
         self._tmp.mkdir(parents=True, exist_ok=True)
         for leftover in self._tmp.iterdir():
-            leftover.unlink()
+            _remove_if_left(leftover)
 
     async def put(
         self, step: str, name: str, content: bytes | AsyncIterator[bytes | memoryview]
@@ -40,8 +41,7 @@ class LocalBlobs:
     async def _put(self, name: str, content: bytes | AsyncIterator[bytes | memoryview]) -> int:
         if isinstance(content, bytes):
             return await asyncio.to_thread(self._put_whole, name, content)
-        unfinished = self._tmp / uuid7_hex()
-        file = await asyncio.to_thread(unfinished.open, "xb", buffering=0)
+        file, unfinished = await asyncio.to_thread(self._begin)
         size = 0
         try:
             async for data in content:
@@ -56,8 +56,7 @@ class LocalBlobs:
         return size
 
     def _put_whole(self, name: str, content: bytes) -> int:
-        unfinished = self._tmp / uuid7_hex()
-        file = unfinished.open("xb", buffering=0)
+        file, unfinished = self._begin()
         try:
             _write_all(file, content)
             self._settle(file, unfinished, name)
@@ -67,16 +66,28 @@ class LocalBlobs:
             raise
         return len(content)
 
+    def _begin(self) -> tuple[BinaryIO, Path]:
+        """Open a new file and lock it for as long as it is open."""
+        while True:
+            unfinished = self._tmp / uuid7_hex()
+            file = unfinished.open("xb", buffering=0)
+            fcntl.flock(file, fcntl.LOCK_EX)
+            # A store that begins at this moment may have taken it for a leftover.
+            if unfinished.exists():
+                return file, unfinished
+            file.close()
+
     def _settle(self, file: BinaryIO, unfinished: Path, name: str) -> None:
         if self._durable:
             os.fsync(file.fileno())
-        file.close()
         place = self._root / name
         if not place.parent.is_dir():
             place.parent.mkdir(parents=True, exist_ok=True)
             for made in (place.parent.parent, self._root):
                 self._sync_directory(made)
         unfinished.rename(place)
+        # Not before: while it is open, another store sees that its writer lives.
+        file.close()
         self._sync_directory(place.parent)
 
     def _sync_directory(self, directory: Path) -> None:
@@ -113,6 +124,16 @@ class LocalBlobs:
         failpoints.before(step)
         await asyncio.to_thread((self._root / name).unlink, missing_ok=True)
         failpoints.after(step)
+
+
+def _remove_if_left(unfinished: Path) -> None:
+    """Remove a half-written file, unless another store on the same directory writes it."""
+    try:
+        with unfinished.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            unfinished.unlink()
+    except (FileNotFoundError, BlockingIOError):
+        return
 
 
 def _write_all(file: BinaryIO, data: bytes | memoryview) -> None:

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from protos.nightshift.v1 import batches_pb2, work_pb2
 from services.store.blobs.base import BlobMissingError
+from services.store.finalizer import Announced
 from services.store.models import (
     attempts,
     batches,
@@ -186,7 +187,7 @@ async def test_a_store_that_died_while_finalizing_does_it_once_more(tmp_path: Pa
         token = await open_all(store, batch_id, 3)
         await store.finish(token, [0, 1, 2], batch_id, failed=[1])
         ((row, part),) = await store.finalizer._claim(1)
-        await store.finalizer._write(row, "output", [part])
+        await store.finalizer._write(row, "output", Announced([part]))
         assert (await store.get(batch_id)).status == FINALIZING
     async with running(tmp_path) as store:
         await store.turn()
@@ -207,7 +208,7 @@ async def test_who_lost_the_lease_ends_nothing(store: Store) -> None:
         "test.step",
         lambda connection: connection.execute(batches.update().values(finalize_holder="other")),
     )
-    await store.finalizer._finalize(row, [part])
+    await store.finalizer._finalize(row, part)
     assert (await store.get(batch_id)).status == FINALIZING
     assert await store.sql(sa.select(files.c.id).where(files.c.of_batch_id == batch_id)) == []
 
