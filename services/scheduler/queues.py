@@ -24,6 +24,10 @@ PUBLISH_SECONDS: Final = 60.0
 """How long a dispatch is tried; after that reconciling finds it by its age."""
 _FIRST_DELAY_SECONDS: Final = 0.05
 _MOST_DELAY_SECONDS: Final = 1.0
+# Executors' words wake the dispatcher many times a second; a broker that cannot make a queue is
+# asked again after a growing while instead.
+_FIRST_ENSURE_SECONDS: Final = 0.05
+_MOST_ENSURE_SECONDS: Final = 2.0
 
 _PUBLISHED = prometheus_client.Counter(
     "nightshift_scheduler_chunks_published_total", "Dispatches that the broker took.", ["pool"]
@@ -46,6 +50,8 @@ class Queues:
         self._clock = clock
         self._streams_stand = False
         self._ready: set[PoolId] = set()
+        self._ensure_delay = _FIRST_ENSURE_SECONDS
+        self._ensure_at = 0.0
         self._unopened = Unopened()
         # The dispatch of each chunk that is being published, so that a higher one ends the wait.
         self._publishing: dict[ChunkId, int] = {}
@@ -58,24 +64,35 @@ class Queues:
     def clear(self) -> None:
         """Begin a term: what a former one knew is too old."""
         self._streams_stand = False
+        self._ensure_at = 0.0
         self._ready.clear()
         self._unopened.clear()
 
     async def ensure(self, pool_ids: Iterable[PoolId]) -> None:
         """Make what is missing for these pools, and count what waits there.
 
+        After a failure it does nothing for a growing while, in which such pools are not ready.
+
         Raises:
             BusFault: the broker does not answer; pools made so far are ready.
         """
-        for pool_id in pool_ids:
-            if pool_id in self._ready:
-                continue
+        missing = [pool_id for pool_id in pool_ids if pool_id not in self._ready]
+        if not missing or self._clock.monotonic() < self._ensure_at:
+            return
+        try:
             if not self._streams_stand:
                 await self._bus.ensure_streams()
                 self._streams_stand = True
-            asked = self._clock.monotonic()
-            self._unopened.correct(pool_id, await self._bus.ensure_consumer(pool_id), asked)
-            self._ready.add(pool_id)
+            for pool_id in missing:
+                asked = self._clock.monotonic()
+                self._unopened.correct(pool_id, await self._bus.ensure_consumer(pool_id), asked)
+                self._ready.add(pool_id)
+        except BusFault:
+            self._streams_stand = False
+            self._ensure_at = self._clock.monotonic() + self._ensure_delay
+            self._ensure_delay = min(2 * self._ensure_delay, _MOST_ENSURE_SECONDS)
+            raise
+        self._ensure_delay = _FIRST_ENSURE_SECONDS
 
     async def measure(self) -> dict[PoolId, int]:
         """Return what waits in each ready pool's queue, and correct the counts by it.

@@ -4,9 +4,9 @@ import asyncio
 import contextlib
 import fcntl
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from protos.nightshift.v1 import (
     admin_pb2_grpc,
@@ -18,7 +18,6 @@ from protos.nightshift.v1 import (
     webhooks_pb2_grpc,
     work_pb2_grpc,
 )
-from services.kit import bus as kit_bus
 from services.kit import ids, rpc, service
 from services.kit.clock import SystemClock
 from services.kit.interceptors import (
@@ -32,6 +31,7 @@ from services.kit.settings import SettingsError
 from services.store import memory, migrate
 from services.store.batches_servicer import BatchesServicer
 from services.store.blobs.local import LocalBlobs
+from services.store.bus_link import keep_bus
 from services.store.context import Context, LoopName
 from services.store.database import Database
 from services.store.deliveries import Deliveries
@@ -100,7 +100,11 @@ async def _serve(stopping: asyncio.Event) -> None:
         stack.push_async_callback(deliveries.close)
         hub = EventHub(db)
         _start_loops(stack, loops, context, reader, outbox, deliveries, hub)
-        stack.callback(_attach_bus(settings.nats_url, outbox, loops["outbox"]).cancel)
+        await stack.enter_async_context(
+            _in_background(
+                keep_bus(settings.nats_url, settings.nats_replicas, outbox, loops["outbox"].wake)
+            )
+        )
         service.serve_metrics(settings.metrics_listen)
         server = await rpc.start_server(
             settings.listen,
@@ -156,25 +160,20 @@ def _start_loops(
         stack.push_async_callback(_finish, loop, task)
 
 
+@contextlib.asynccontextmanager
+async def _in_background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run `work` until the block is left."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
 async def _finish(loop: Loop, task: "asyncio.Task[None]") -> None:
     loop.stop()
     await task
-
-
-def _attach_bus(url: str, outbox: Outbox, loop: Loop) -> "asyncio.Task[None]":
-    """Connect in the background: the store serves without a bus, only slower."""
-
-    async def attach() -> None:
-        bus = await kit_bus.connect(url, "nightshift-store")
-        await bus.ensure_streams()
-        outbox.attach(bus)
-        loop.wake()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            await bus.close()
-
-    return asyncio.create_task(attach(), name="bus")
 
 
 def _entries(

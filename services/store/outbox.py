@@ -7,9 +7,12 @@ import sqlalchemy as sa
 from protos.nightshift.v1 import dispatch_pb2
 from services.kit import bus as kit_bus
 from services.kit.ids import ProjectId
+from services.kit.log import get_logger
 from services.kit.subjects import event_subject
 from services.store.database import Database
 from services.store.models import outbox
+
+_log = get_logger(__name__)
 
 _BATCH = 256
 
@@ -35,13 +38,33 @@ class Outbox:
         """Relay rows of `db`; nothing happens until a bus is attached."""
         self._db = db
         self._bus: kit_bus.Bus | None = None
+        self._refused = asyncio.Event()
 
     def attach(self, bus: kit_bus.Bus) -> None:
         """Use `bus` from now on."""
         self._bus = bus
 
+    async def refused(self, within_seconds: float) -> bool:
+        """Wait until the bus takes no event, for so long at most; tell whether it was so."""
+        self._refused.clear()
+        try:
+            async with asyncio.timeout(within_seconds):
+                await self._refused.wait()
+        except TimeoutError:
+            return False
+        return True
+
     async def run_once(self) -> int:
         """Relay everything that waits and return how many; what fails stays for the next turn."""
+        try:
+            return await self._relay()
+        except kit_bus.BusFault as fault:
+            # Its stream may be gone; who keeps the bus makes it again.
+            _log.warning("events_wait_for_bus", error=str(fault) or type(fault).__name__)
+            self._refused.set()
+            return 0
+
+    async def _relay(self) -> int:
         relayed = 0
         while self._bus is not None and self._bus.connected:
             rows = await self._db.read(
