@@ -130,17 +130,14 @@ class Bus:
         headers = {"Nats-Msg-Id": f"{dispatch.chunk_id}:{dispatch.dispatch}"}
         if dispatch.traceparent:
             headers["traceparent"] = dispatch.traceparent
-        failpoints.before("dispatch.publish")
-        await self._jetstream.publish(
-            work_subject(PoolId(dispatch.pool_id)), dispatch.SerializeToString(), headers=headers
-        )
-        failpoints.after("dispatch.publish")
+        subject = work_subject(PoolId(dispatch.pool_id))
+        with failpoints.around("dispatch.publish"):
+            await self._jetstream.publish(subject, dispatch.SerializeToString(), headers=headers)
 
     async def publish_event(self, subject: str, payload: bytes, message_id: str) -> None:
         """Publish an outbox row; its id makes a repeat harmless."""
-        failpoints.before("event.publish")
-        await self._jetstream.publish(subject, payload, headers={"Nats-Msg-Id": message_id})
-        failpoints.after("event.publish")
+        with failpoints.around("event.publish"):
+            await self._jetstream.publish(subject, payload, headers={"Nats-Msg-Id": message_id})
 
     async def on_event(self, handle: Callable[[dispatch_pb2.Event], Awaitable[None]]) -> None:
         """Call `handle` for every event from now on."""
@@ -152,7 +149,8 @@ class Bus:
 
     async def say_room(self, beat: dispatch_pb2.ExecutorBeat) -> None:
         """Tell the scheduler at once what this executor has room for; may be lost."""
-        await self._client.publish(room_subject(PoolId(beat.pool_id)), beat.SerializeToString())
+        with failpoints.around("room.say"):
+            await self._client.publish(room_subject(PoolId(beat.pool_id)), beat.SerializeToString())
 
     async def on_room(self, handle: Callable[[dispatch_pb2.ExecutorBeat], Awaitable[None]]) -> None:
         """Call `handle` for every executor's word from now on."""
@@ -165,7 +163,9 @@ class Bus:
     async def put_beat(self, beat: dispatch_pb2.ExecutorBeat) -> None:
         """Record an executor's beat under its name."""
         try:
-            await (await self._executors()).put(beat.executor_id, beat.SerializeToString())
+            bucket = await self._executors()
+            with failpoints.around("beat.put"):
+                await bucket.put(beat.executor_id, beat.SerializeToString())
         except BusFault:
             self._bucket = None
             raise
@@ -189,7 +189,9 @@ class Bus:
 
     async def forget(self, executor_id: str) -> None:
         """Remove an executor that leaves by itself."""
-        await (await self._executors()).delete(executor_id)
+        bucket = await self._executors()
+        with failpoints.around("beat.forget"):
+            await bucket.delete(executor_id)
 
 
 async def connect(url: str, name: str, *, replicas: int = 1) -> Bus:

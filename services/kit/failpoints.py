@@ -10,9 +10,11 @@ given). With `NIGHTSHIFT_FAILPOINTS_DIR` it leaves a file of its name there befo
 process started later finds it and passes: what restarts does not die again.
 """
 
+import contextlib
 import os
 import re
 import signal
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -78,3 +80,11 @@ def before(step: str) -> None:
 def after(step: str) -> None:
     """Pass the place after a step: it is done, and nobody knows yet."""
     _failpoints.reach(f"{step}:after")
+
+
+@contextlib.contextmanager
+def around(step: str) -> Iterator[None]:
+    """Pass both places of the step in the block; not the second where it failed."""
+    before(step)
+    yield
+    after(step)

@@ -43,19 +43,18 @@ class Delivery:
 
     async def ack(self) -> None:
         """Say that the message is dealt with; waits for the broker's word."""
-        failpoints.before("message.ack")
-        await self.message.ack_sync(timeout=5)
-        failpoints.after("message.ack")
+        with failpoints.around("message.ack"):
+            await self.message.ack_sync(timeout=5)
 
     async def give_back(self, delay_seconds: float) -> None:
         """Have it delivered again after `delay_seconds`."""
-        failpoints.before("message.give_back")
-        await self.message.nak(delay=max(delay_seconds, 0.05))
-        failpoints.after("message.give_back")
+        with failpoints.around("message.give_back"):
+            await self.message.nak(delay=max(delay_seconds, 0.05))
 
     async def keep(self) -> None:
         """Put its redelivery off by another `ACK_WAIT_SECONDS`."""
-        await self.message.in_progress()
+        with failpoints.around("message.keep"):
+            await self.message.in_progress()
 
 
 class Puller:
@@ -130,7 +129,8 @@ class Puller:
         self._requests += 1
         inbox = f"{self._subscription.subject[:-1]}{self._requests}"
         wish = {"batch": most, "expires": int((until - loop.time()) * 1e9), "no_wait": one_shot}
-        await self._client.publish(self._subject, json.dumps(wish).encode(), reply=inbox)
+        with failpoints.around("message.ask"):
+            await self._client.publish(self._subject, json.dumps(wish).encode(), reply=inbox)
         found: list[Msg] = []
         while len(found) < most:
             # Its end is told. Should that be lost, what it still brings waits for the next fetch.

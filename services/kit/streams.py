@@ -11,6 +11,7 @@ import nats.js.errors
 from nats.js import JetStreamContext, api
 from nats.js.kv import KeyValue
 
+from services.kit import failpoints
 from services.kit.ids import PoolId
 from services.kit.log import get_logger
 from services.kit.subjects import durable_of, work_subject
@@ -101,7 +102,8 @@ class Layout:
 
     async def _add(self, config: api.StreamConfig) -> None:
         try:
-            await self._jetstream.add_stream(config)
+            with failpoints.around("stream.make"):
+                await self._jetstream.add_stream(config)
         except nats.js.errors.APIError as error:
             _log.warning(
                 "stream_cannot_be_made",
@@ -113,7 +115,8 @@ class Layout:
 
     async def _update(self, config: api.StreamConfig) -> None:
         try:
-            await self._jetstream.update_stream(config)
+            with failpoints.around("stream.change"):
+                await self._jetstream.update_stream(config)
         except nats.js.errors.APIError as error:
             _log.warning(
                 "stream_keeps_old_settings",
@@ -129,14 +132,14 @@ class Layout:
         try:
             return await self._jetstream.key_value(EXECUTORS_BUCKET)
         except nats.js.errors.NotFoundError:
-            return await self._jetstream.create_key_value(
-                api.KeyValueConfig(
-                    bucket=EXECUTORS_BUCKET,
-                    history=1,
-                    ttl=_BEAT_MAX_AGE_SECONDS,
-                    replicas=self._replicas,
-                )
+            config = api.KeyValueConfig(
+                bucket=EXECUTORS_BUCKET,
+                history=1,
+                ttl=_BEAT_MAX_AGE_SECONDS,
+                replicas=self._replicas,
             )
+            with failpoints.around("bucket.make"):
+                return await self._jetstream.create_key_value(config)
 
     async def _replicate_bucket(self) -> None:
         info = await self._jetstream.stream_info(f"KV_{EXECUTORS_BUCKET}")
@@ -173,14 +176,17 @@ class Layout:
     async def _add_consumer(self, wanted: api.ConsumerConfig) -> api.ConsumerInfo:
         """Make a consumer; a stream whose files are damaged is made anew: it holds hints only."""
         try:
-            return await self._jetstream.add_consumer(WORK_STREAM, wanted)
+            with failpoints.around("consumer.make"):
+                return await self._jetstream.add_consumer(WORK_STREAM, wanted)
         except nats.js.errors.APIError as error:
             if error.err_code != _CONSUMER_STORE_FAILED:
                 raise
             _log.warning("damaged_stream_made_anew", stream=WORK_STREAM, error=str(error))
-            await self._jetstream.delete_stream(WORK_STREAM)
+            with failpoints.around("stream.remove"):
+                await self._jetstream.delete_stream(WORK_STREAM)
             await self.ensure_streams()
-            return await self._jetstream.add_consumer(WORK_STREAM, wanted)
+            with failpoints.around("consumer.make_anew"):
+                return await self._jetstream.add_consumer(WORK_STREAM, wanted)
 
 
 def _differs(
