@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from services.kit import failpoints
+
 OWNER_VARIABLE: Final = "NIGHTSHIFT_UP_DATA"
 """Set for every child to its data directory, so that a pid read from a file is known as ours."""
 
@@ -78,12 +80,13 @@ class DataDir:
     def ensure_secret(self) -> Path:
         """Return the services' secret file, made with mode 0600 where it is missing."""
         if not self._secret.exists():
-            _write(self._secret, secrets.token_hex(32) + "\n")
+            _write("up.secret", self._secret, secrets.token_hex(32) + "\n")
         return self._secret
 
     def write_nats_config(self, port: int) -> None:
         """Write the broker's configuration; its paths are relative to the directory."""
         _write(
+            "up.nats_config",
             self.nats_config,
             'host: "127.0.0.1"\n'
             f"port: {port}\n"
@@ -97,7 +100,7 @@ class DataDir:
 
     def write_addresses(self, addresses: dict[str, str]) -> None:
         """Record where the services listen, for commands that name the directory."""
-        _write(self._addresses, json.dumps(addresses) + "\n")
+        _write("up.addresses", self._addresses, json.dumps(addresses) + "\n")
 
     def read_secret(self) -> str:
         """Return the services' secret. Raises `DataDirError` where no `up` ever ran."""
@@ -128,19 +131,22 @@ class DataDir:
     def write_pid(self, name: str, pid: int) -> None:
         """Record a running child; readers see the whole file or none."""
         # The half-written file stays outside run/, which holds pid files and nothing else.
-        _write(self.run / f"{name}.pid", f"{pid}\n", self.root / f".{name}.pid.new")
+        _write("up.pid", self.run / f"{name}.pid", f"{pid}\n", self.root / f".{name}.pid.new")
 
     def remove_pid(self, name: str) -> None:
         """Forget a child that is gone."""
-        (self.run / f"{name}.pid").unlink(missing_ok=True)
+        with failpoints.around("up.forget_pid"):
+            (self.run / f"{name}.pid").unlink(missing_ok=True)
 
 
-def _write(path: Path, text: str, beside: Path | None = None) -> None:
+def _write(step: str, path: Path, text: str, beside: Path | None = None) -> None:
+    """Write a file so that readers see all of it or nothing; `step` names its failpoints."""
     beside = beside or path.with_name(f".{path.name}.new")
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(text)
-    beside.replace(path)
+    with failpoints.around(step):
+        beside.replace(path)
 
 
 def _is_running(pid: str) -> bool:

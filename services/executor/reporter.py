@@ -13,6 +13,7 @@ from services.executor.engines.base import Usage
 from services.executor.results import Frame
 from services.executor.retry import Backoff
 from services.executor.store_client import StoreClient
+from services.kit import failpoints
 from services.kit.clock import Clock
 from services.kit.errors import UnavailableError, from_rpc_error
 from services.kit.log import get_logger
@@ -183,15 +184,21 @@ class Reporter:
                 self._work.clear()
                 await self._work.wait()
                 continue
+            failpoints.before("results.send")
             frame = self._unsent.popleft()
             number += 1
             frame.number = number
             self._unacked.append(frame)
             for message in frame.messages():
                 yield message
+            failpoints.after("results.send")
 
     def _acknowledged(self, answer: work_pb2.AppendResultsResponse) -> None:
         self._backoff.reset()
+        with failpoints.around("results.acknowledged"):
+            self._take_off(answer)
+
+    def _take_off(self, answer: work_pb2.AppendResultsResponse) -> None:
         while self._unacked and self._unacked[0].number <= answer.frame:
             frame = self._unacked.popleft()
             _FRAMES.inc()

@@ -27,6 +27,7 @@ from services.executor.lineup import Lineup
 from services.executor.reporter import Reporter
 from services.executor.retry import Again, judge
 from services.executor.room import Speed
+from services.kit import failpoints
 from services.kit.clock import Clock
 from services.kit.frames import FAILED_FLAG
 from services.kit.log import get_logger
@@ -262,7 +263,9 @@ class Runner:
             for line in lines
             if line.body
         ]
-        answers = iter(zip(requests, submitted(engine, requests), strict=True))
+        with failpoints.around("engine.submit"):
+            taken = submitted(engine, requests)
+        answers = iter(zip(requests, taken, strict=True))
         for line in lines:
             if not line.body:
                 self._judge(attempt, line, f"{prefix}{line.number:08x}0000", UNREADABLE)

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Iterable
 from typing import Protocol, TypeVar
 
 from protos.nightshift.v1 import common_pb2, work_pb2, work_pb2_grpc
-from services.kit import rpc
+from services.kit import failpoints, rpc
 
 Range = tuple[int, int]
 """First line and number of lines."""
@@ -51,33 +51,35 @@ class StoreClient:
         engine_revision: str,
     ) -> None:
         """Present itself; attempts of an earlier life are handed back by it."""
-        await self._stub.RegisterExecutor(
-            work_pb2.RegisterExecutorRequest(
-                executor_id=self.executor_id,
-                incarnation=self.incarnation,
-                pool_id=pool_id,
-                models=models,
-                endpoints=sorted(endpoints),
-                context_length=context_length,
-                engine_revision=engine_revision,
-            ),
-            metadata=self._metadata(),
-        )
+        with failpoints.around("store.register"):
+            await self._stub.RegisterExecutor(
+                work_pb2.RegisterExecutorRequest(
+                    executor_id=self.executor_id,
+                    incarnation=self.incarnation,
+                    pool_id=pool_id,
+                    models=models,
+                    endpoints=sorted(endpoints),
+                    context_length=context_length,
+                    engine_revision=engine_revision,
+                ),
+                metadata=self._metadata(),
+            )
 
     async def open_attempt(
         self, chunk_id: str, dispatch: int, num_delivered: int
     ) -> work_pb2.OpenAttemptResponse:
         """Begin an attempt for one delivery."""
-        return await self._stub.OpenAttempt(
-            work_pb2.OpenAttemptRequest(
-                chunk_id=chunk_id,
-                dispatch=dispatch,
-                num_delivered=num_delivered,
-                executor_id=self.executor_id,
-                incarnation=self.incarnation,
-            ),
-            metadata=self._metadata(),
-        )
+        with failpoints.around("store.open"):
+            return await self._stub.OpenAttempt(
+                work_pb2.OpenAttemptRequest(
+                    chunk_id=chunk_id,
+                    dispatch=dispatch,
+                    num_delivered=num_delivered,
+                    executor_id=self.executor_id,
+                    incarnation=self.incarnation,
+                ),
+                metadata=self._metadata(),
+            )
 
     def read_lines(
         self, token: str, ranges: Iterable[Range]
@@ -96,26 +98,29 @@ class StoreClient:
 
     async def beat(self, marks: Marks) -> work_pb2.BeatResponse:
         """Keep attempts alive; learn which to drop."""
-        return await self._stub.Beat(
-            work_pb2.BeatRequest(executor_id=self.executor_id, attempts=_beats(marks)),
-            metadata=self._metadata(),
-        )
+        with failpoints.around("store.beat"):
+            return await self._stub.Beat(
+                work_pb2.BeatRequest(executor_id=self.executor_id, attempts=_beats(marks)),
+                metadata=self._metadata(),
+            )
 
     async def hand_back(self, tokens: Iterable[str]) -> None:
         """End attempts without finishing them."""
-        await self._stub.HandBack(
-            work_pb2.HandBackRequest(executor_id=self.executor_id, tokens=tokens),
-            metadata=self._metadata(),
-        )
+        with failpoints.around("store.hand_back"):
+            await self._stub.HandBack(
+                work_pb2.HandBackRequest(executor_id=self.executor_id, tokens=tokens),
+                metadata=self._metadata(),
+            )
 
     async def report_death(self, marks: Marks, reason: str) -> None:
         """Say which lines were in the engine when it died; ends their attempts."""
-        await self._stub.ReportDeath(
-            work_pb2.ReportDeathRequest(
-                executor_id=self.executor_id, attempts=_beats(marks), reason=reason
-            ),
-            metadata=self._metadata(),
-        )
+        with failpoints.around("store.report_death"):
+            await self._stub.ReportDeath(
+                work_pb2.ReportDeathRequest(
+                    executor_id=self.executor_id, attempts=_beats(marks), reason=reason
+                ),
+                metadata=self._metadata(),
+            )
 
 
 def ranges_of(lines: list[int]) -> list[Range]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from protos.nightshift.v1 import work_pb2
 from protos.nightshift.v1.dispatch_pb2 import Dispatch
 from protos.nightshift.v1.work_pb2_grpc import WorkStub
-from services.kit import rpc
+from services.kit import failpoints, rpc
 from services.kit.errors import from_rpc_error
 from services.kit.ids import BatchId, PoolId
 from services.scheduler.domain.chunker import Cut
@@ -55,7 +55,7 @@ class WorkClient:
 
     async def lead(self, holder: str, ttl_seconds: float) -> Lead:
         """Take, renew or learn of the leadership."""
-        with _errors():
+        with _errors(), failpoints.around("store.lead"):
             answer = await self._stub.Lead(
                 work_pb2.LeadRequest(holder=holder, ttl_ms=int(ttl_seconds * 1000)),
                 metadata=self._metadata,
@@ -64,7 +64,7 @@ class WorkClient:
 
     async def resign(self, holder: str, term: int) -> None:
         """Give the leadership up."""
-        with _errors():
+        with _errors(), failpoints.around("store.resign"):
             await self._stub.Resign(
                 work_pb2.ResignRequest(holder=holder, term=term), metadata=self._metadata
             )
@@ -104,7 +104,7 @@ class WorkClient:
                 for each in cuts
             ],
         )
-        with _errors():
+        with _errors(), failpoints.around("store.cut"):
             answer = await self._stub.CutChunks(request, metadata=self._metadata)
         return list(answer.dispatches)
 
@@ -128,7 +128,7 @@ class WorkClient:
                 for each in reports
             ],
         )
-        with _errors():
+        with _errors(), failpoints.around("store.report_pools"):
             await self._stub.ReportPools(request, metadata=self._metadata)
 
     async def reclaim(self, term: int, pending: Mapping[PoolId, int]) -> list[Dispatch]:
@@ -148,7 +148,7 @@ class WorkClient:
                 for pool_id, number in pending.items()
             ],
         )
-        with _errors():
+        with _errors(), failpoints.around("store.reclaim"):
             answer = await self._stub.ReclaimChunks(request, metadata=self._metadata)
         return list(answer.dispatches)
 

@@ -5,6 +5,7 @@ from typing import Final
 
 import sqlalchemy as sa
 
+from services.kit import failpoints
 from services.kit.ids import DEFAULT_PROJECT
 from services.store.models import counters, projects
 
@@ -24,6 +25,8 @@ def upgrade(engine: sa.Engine, now_at: int) -> None:
         default = sa.select(projects.c.id).where(projects.c.id == DEFAULT_PROJECT)
         if connection.scalar(default) is None:
             connection.execute(projects.insert().values(id=DEFAULT_PROJECT, created_at=now_at))
+        failpoints.before("schema.migrate")
+    failpoints.after("schema.migrate")
 
 
 def _revision(connection: sa.Connection) -> str | None:

@@ -5,6 +5,8 @@ import os
 import secrets
 from pathlib import Path
 
+from services.kit import failpoints
+
 _BYTES = 32
 
 
@@ -20,6 +22,6 @@ def ensure_secret(path: Path) -> None:
     with os.fdopen(descriptor, "w") as file:
         file.write(secrets.token_hex(_BYTES) + "\n")
     # A link, unlike a rename, never replaces the secret that somebody else made meanwhile.
-    with contextlib.suppress(FileExistsError):
+    with contextlib.suppress(FileExistsError), failpoints.around("secret.make"):
         path.hardlink_to(unfinished)
     unfinished.unlink()
