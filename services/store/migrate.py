@@ -7,6 +7,7 @@ import sqlalchemy as sa
 
 from services.kit import failpoints
 from services.kit.ids import DEFAULT_PROJECT
+from services.kit.settings import SettingsError
 from services.store.models import counters, projects
 
 HEAD: Final = "0002"
@@ -16,9 +17,15 @@ MIGRATIONS: Final = Path(__file__).parent / "migrations"
 
 
 def upgrade(engine: sa.Engine, now_at: int) -> None:
-    """Run what migrations are missing, and make the rows that always exist."""
+    """Run what migrations are missing, and make the rows that always exist.
+
+    All of it is one transaction: whoever is killed in it leaves the schema that was there.
+
+    Raises:
+        SettingsError: the schema is of a newer version; nothing is changed.
+    """
     with engine.begin() as connection:
-        if _revision(connection) != HEAD:
+        if revision(connection) != HEAD:
             _run_missing(connection)
         if connection.scalar(sa.select(counters.c.n).where(counters.c.name == "seq")) is None:
             connection.execute(counters.insert().values(name="seq", n=0))
@@ -29,20 +36,37 @@ def upgrade(engine: sa.Engine, now_at: int) -> None:
     failpoints.after("schema.migrate")
 
 
-def _revision(connection: sa.Connection) -> str | None:
+def revision(connection: sa.Connection) -> str | None:
     """Return the schema's revision; None for an empty database."""
     if not sa.inspect(connection).has_table("alembic_version"):
         return None
-    revision: str | None = connection.scalar(sa.text("SELECT version_num FROM alembic_version"))
-    return revision
+    found: str | None = connection.scalar(sa.text("SELECT version_num FROM alembic_version"))
+    return found
 
 
 def _run_missing(connection: sa.Connection) -> None:
     # Imported late: it takes 12 MiB and 150 ms that a store on a current schema needs not.
     from alembic import command
     from alembic.config import Config
+    from alembic.script import ScriptDirectory
 
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS))
     config.attributes["connection"] = connection
-    command.upgrade(config, "head")
+    known = {each.revision for each in ScriptDirectory.from_config(config).walk_revisions()}
+    current = revision(connection)
+    if current is not None and current not in known:
+        raise SettingsError(
+            f"the database is of a newer version of Nightshift (schema {current}; this version "
+            f"knows up to {HEAD}) and was left as it is: start the newer version, or put a backup "
+            "back that was taken before the upgrade"
+        )
+
+    def between(*_: object) -> None:
+        failpoints.before("schema.statement")
+
+    sa.event.listen(connection, "before_cursor_execute", between)
+    try:
+        command.upgrade(config, "head")
+    finally:
+        sa.event.remove(connection, "before_cursor_execute", between)

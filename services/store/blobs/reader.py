@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from services.store.blobs.base import BlobMissingError
+from services.store.settings import StoreSettings
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}/[a-z]{1,32}/[0-9a-f]{32}")
 _UNFINISHED: Final = "tmp"
@@ -94,3 +95,8 @@ class FolderReader:
         with contextlib.suppress(FileNotFoundError):
             return sum(1 for _ in (self._folder / _UNFINISHED).iterdir())
         return 0
+
+
+def blob_reader(settings: StoreSettings) -> BlobReader:
+    """Return what reads the blobs of a store with these settings."""
+    return FolderReader(settings.data_dir / "blobs")

@@ -1,0 +1,69 @@
+"""`python -m services.store.backup`, which `nightshift backup` and `nightshift restore` run.
+
+The store's settings say which one is meant. JSON lines on standard output tell of progress and of
+the end; exit status 0 means that it is done, 2 that it could not be.
+"""
+
+import argparse
+import asyncio
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final, NoReturn
+
+import orjson
+import sqlalchemy as sa
+
+from services.kit.errors import NightshiftError
+from services.kit.settings import SettingsError
+from services.store.backup.copying import CopyError
+from services.store.backup.place import BackupError
+from services.store.backup.restore import restore
+from services.store.backup.take import take
+from services.store.doctor import CannotCheckError
+from services.store.settings import StoreSettings
+
+CANNOT: Final = 2
+INTERRUPTED: Final = 130
+
+
+def _say(said: dict[str, object]) -> None:
+    sys.stdout.buffer.write(orjson.dumps(said) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def main() -> NoReturn:
+    """Do what is asked, say what came of it, and exit."""
+    parser = argparse.ArgumentParser(prog="python -m services.store.backup", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    taking = commands.add_parser("take")
+    taking.add_argument("--to", type=Path, required=True)
+    taking.add_argument("--reuse", type=Path)
+    putting_back = commands.add_parser("restore")
+    putting_back.add_argument("--from", type=Path, required=True, dest="source")
+    asked = parser.parse_args()
+    try:
+        settings = StoreSettings.load()
+        if asked.command == "take":
+            facts = asyncio.run(take(settings, asked.to, asked.reuse, _say))
+        else:
+            facts = asyncio.run(restore(asked.source, settings, _say))
+    except (BackupError, CopyError, CannotCheckError, SettingsError, NightshiftError) as error:
+        _cannot(str(error))
+    except OSError as error:
+        _cannot(f"{error.filename or 'a file'} cannot be written: {error.strerror}")
+    except sa.exc.DBAPIError as error:
+        _cannot(f"the database cannot be read or written: {error.orig}")
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    _say({"event": "done", **asdict(facts)})
+    sys.exit(0)
+
+
+def _cannot(why: str) -> NoReturn:
+    _say({"event": "cannot", "why": why})
+    sys.exit(CANNOT)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""Blobs from one place to another, several at once, each whole and synced before it is named."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from services.kit import failpoints
+from services.store.blobs.base import BlobMissingError, Blobs
+from services.store.blobs.reader import BlobReader, FolderReader, is_name
+
+_AT_ONCE: Final = 8
+_PIECE_BYTES: Final = 1024 * 1024
+_TELL_SECONDS: Final = 0.5
+
+Told = Callable[[int, int], None]
+
+
+class CopyError(Exception):
+    """A blob cannot be copied; the message says which and what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copied:
+    """What came of it. `kept`: of these blobs, those that were there already."""
+
+    blobs: int
+    bytes: int
+    kept: int
+
+
+class Copier:
+    """Copies blobs by name."""
+
+    def __init__(
+        self, step: str, source: BlobReader, target: Blobs, present: BlobReader | None, told: Told
+    ) -> None:
+        """Copy from `source` to `target`.
+
+        Args:
+            step: what writing one is called among the failpoints.
+            source: where they are.
+            target: where they go.
+            present: reads the target, where some may be there already; None where it was empty.
+            told: called now and then with the blobs and bytes so far.
+        """
+        self._step = step
+        self._source = source
+        self._target = target
+        self._present = present
+        self._told = told
+        self._told_at = 0.0
+        self._blobs = 0
+        self._bytes = 0
+        self._kept = 0
+        self._older: FolderReader | None = None
+        self._link: Callable[[str], None] = lambda _name: None
+
+    def reuse(self, older: Path, folder: Path) -> None:
+        """Take what stands in `older` too, a folder of blobs, as links in the target's `folder`."""
+        self._older = FolderReader(older)
+        self._link = lambda name: _link(older / name, folder / name)
+
+    async def copy(self, names: Iterator[str]) -> Copied:
+        """Copy all of these.
+
+        Raises:
+            CopyError: one is gone or not as long as its place says.
+            OSError: it cannot be written.
+        """
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(_AT_ONCE):
+                    group.create_task(self._copy_some(names))
+        except* (CopyError, OSError) as errors:
+            raise errors.exceptions[0] from None
+        self._told(self._blobs, self._bytes)
+        return Copied(blobs=self._blobs, bytes=self._bytes, kept=self._kept)
+
+    async def _copy_some(self, names: Iterator[str]) -> None:
+        # All tasks draw from the same names.
+        for name in names:
+            await self._copy_one(name)
+            if time.monotonic() - self._told_at > _TELL_SECONDS:
+                self._told_at = time.monotonic()
+                self._told(self._blobs, self._bytes)
+
+    async def _copy_one(self, name: str) -> None:
+        if not is_name(name):
+            raise CopyError(f"a row of blobs is called {name!r}: `nightshift doctor --check`")
+        size = await asyncio.to_thread(self._source.size, name)
+        if size is None:
+            raise _gone(name)
+        if await asyncio.to_thread(self._is_there, name, size):
+            self._kept += 1
+        else:
+            try:
+                written = await self._target.put(self._step, name, self._content(name, size))
+            except BlobMissingError:
+                raise _gone(name) from None
+            if written != size:
+                raise CopyError(f"blobs/{name} has {written} bytes instead of {size}")
+        self._blobs += 1
+        self._bytes += size
+
+    def _is_there(self, name: str, size: int) -> bool:
+        """Whether the target has it already, or has now, as a link."""
+        if self._present is not None and self._present.size(name) == size:
+            return True
+        if self._older is None or self._older.size(name) != size:
+            return False
+        failpoints.before(self._step)
+        try:
+            self._link(name)
+        except OSError:
+            # On another file system, or as often linked as this one allows.
+            return False
+        failpoints.after(self._step)
+        return True
+
+    async def _content(self, name: str, size: int) -> AsyncIterator[bytes]:
+        for offset in range(0, size, _PIECE_BYTES):
+            piece = await asyncio.to_thread(self._source.read, name, offset, _PIECE_BYTES)
+            yield piece
+
+
+def _gone(name: str) -> CopyError:
+    return CopyError(
+        f"blobs/{name} is gone, though its row says that it is there: `nightshift doctor --check` "
+        "says whose it is and what to do"
+    )
+
+
+def _link(older: Path, newer: Path) -> None:
+    newer.parent.mkdir(parents=True, exist_ok=True)
+    newer.unlink(missing_ok=True)
+    newer.hardlink_to(older)

@@ -1,0 +1,163 @@
+"""Puts a backup back into an empty store of either kind.
+
+All of it comes into force in one last step: the rename of the database's file, or the commit of all
+rows. A store that is started before finds nothing, or refuses; what was begun is gone on with.
+"""
+
+import asyncio
+import contextlib
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from services.kit import failpoints
+from services.store import doctor, migrate
+from services.store.alone import UNFINISHED, only_store
+from services.store.backup import snapshot, tables
+from services.store.backup.copying import Copier
+from services.store.backup.place import BLOBS, BackupError, Facts, Place, sync, sync_tree
+from services.store.backup.settle import settle
+from services.store.backup.take import Write, live_names
+from services.store.blobs.local import LocalBlobs
+from services.store.blobs.reader import FolderReader, blob_reader
+from services.store.database import Database
+from services.store.models import blobs
+from services.store.settings import StoreSettings
+
+
+async def restore(source: Path, settings: StoreSettings, write: Write) -> Facts:
+    """Put the backup at `source` back into the empty store of these settings.
+
+    Args:
+        source: a whole backup.
+        settings: where its database and blobs are to be; nothing stands there yet.
+        write: told of progress.
+
+    Raises:
+        BackupError: the backup is not whole or has faults, or something stands there already.
+        CopyError: a blob cannot be copied.
+        SettingsError: a store works there.
+        OSError: it cannot be written.
+    """
+    place = Place(source)
+    facts = await asyncio.to_thread(place.facts)
+    with _target(settings) as (work, file):
+        await asyncio.to_thread(_prepare, place, work)
+        failpoints.after("restore.begin")
+        await asyncio.to_thread(_check, place, work)
+        with snapshot.opened(work) as connection:
+            await _copy_blobs(settings, place, connection, write)
+        failpoints.before("restore.finish")
+        if file is None:
+            await asyncio.to_thread(_commit_rows, settings, work, write)
+        else:
+            sync(work)
+            work.rename(file)
+            sync(file.parent)
+        failpoints.after("restore.finish")
+    return facts
+
+
+@contextlib.contextmanager
+def _target(settings: StoreSettings) -> Iterator[tuple[Path, Path | None]]:
+    """Yield where to work on the rows, and the file to rename that to, where it is SQLite's."""
+    file = snapshot.sqlite_file(settings.sqlalchemy_url)
+    if file is None:
+        with tempfile.TemporaryDirectory(prefix="nightshift-restore-") as folder:
+            with contextlib.closing(Database(settings.sqlalchemy_url)) as db:
+                migrate.upgrade(db.writer_engine, int(time.time()))
+                if not db.run(tables.is_fresh):
+                    raise _not_empty("the database holds rows")
+            yield Path(folder) / UNFINISHED, None
+        return
+    settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with only_store(settings.data_dir, restoring=True):
+        if file.exists():
+            raise _not_empty(f"there is {file}")
+        yield file.with_name(UNFINISHED), file
+
+
+def _not_empty(why: str) -> BackupError:
+    return BackupError(
+        f"{why} already, and a backup is put back into an empty store only: name another place, or "
+        "move away what is there"
+    )
+
+
+def _prepare(place: Place, work: Path) -> None:
+    """Copy the rows, bring them to this version, and make what they hold of others void."""
+    failpoints.before("restore.begin")
+    for ending in ("-wal", "-shm", "-journal"):
+        work.with_name(f"{work.name}{ending}").unlink(missing_ok=True)
+    work.touch(mode=0o600)
+    shutil.copyfile(place.database, work)
+    with snapshot.opened(work, migrated=True) as connection:
+        settle(connection, int(time.time() * 1000))
+
+
+def _check(place: Place, work: Path) -> None:
+    """Check rows against blobs before anything is made of them.
+
+    Raises:
+        BackupError: something is wrong.
+    """
+    settings = StoreSettings(
+        data_dir=place.root, database_url=f"sqlite:///{work}", secret_file=None
+    )
+    faults = doctor.check(settings, lambda _said: None, deep=False)
+    if faults:
+        raise BackupError(
+            f"{place.root} has {faults} faults: `nightshift doctor --check --data {place.root}` "
+            "names them. Put another backup back, or mend a copy of this one and start on that"
+        )
+
+
+async def _copy_blobs(
+    settings: StoreSettings, place: Place, connection: sa.Connection, write: Write
+) -> None:
+    present = blob_reader(settings)
+    await asyncio.to_thread(_refuse_others, present.names(), connection)
+    of = connection.scalar(sa.select(sa.func.count()).select_from(blobs))
+    copier = Copier(
+        "restore.blob",
+        FolderReader(place.blobs),
+        LocalBlobs(settings.data_dir / BLOBS),
+        present,
+        lambda done, size: write(
+            {"event": "progress", "what": "blobs", "done": done, "of": of, "bytes": size}
+        ),
+    )
+    await copier.copy(live_names(connection))
+    sync_tree(settings.data_dir / BLOBS)
+
+
+def _refuse_others(present: Iterator[tuple[str, int]], connection: sa.Connection) -> None:
+    """Take what an earlier try copied as ours, and nothing else.
+
+    Raises:
+        BackupError: there is another blob.
+    """
+    for name, _ in present:
+        if connection.scalar(sa.select(blobs.c.name).where(blobs.c.name == name)) is None:
+            raise _not_empty(f"there is a blob, {name}")
+
+
+def _commit_rows(settings: StoreSettings, work: Path, write: Write) -> None:
+    """Insert all rows in one transaction."""
+
+    def insert(target: sa.Connection) -> None:
+        if not tables.is_fresh(target):
+            raise _not_empty("the database holds rows")
+        with snapshot.opened(work) as source:
+            tables.copy_all(
+                source,
+                target,
+                lambda done: write({"event": "progress", "what": "rows", "done": done}),
+            )
+
+    with contextlib.closing(Database(settings.sqlalchemy_url)) as db:
+        db.run(insert)

@@ -1,0 +1,48 @@
+"""What a copy of a store's rows must forget: all that goes on elsewhere, or not at all.
+
+A copy that is put to work meets processes and messages of another time: executors that hold
+leases, a leader, a JetStream whose messages name chunks and numbers. None may pass for its own.
+"""
+
+from typing import Final
+
+import sqlalchemy as sa
+
+from services.store.attempts_repo import Outcome
+from services.store.backup import tables
+from services.store.chunks_repo import DONE, OUT
+from services.store.models import attempts, batches, blobs, chunks, leadership, sweep_holds
+from services.store.webhook_tables import deliveries
+
+LEAP: Final = 1_000
+"""Added to dispatches and terms. More than any gets between the copy and what came after it."""
+
+
+def settle(connection: sa.Connection, now_ms: int) -> None:
+    """Make every lease void and every number higher than any that is known outside.
+
+    Args:
+        connection: of the copy, in a transaction. May be done again, as each putting back does.
+        now_ms: the time; numbers of events go on from it.
+    """
+    # Handed back and not lost: no line is to blame for a copy.
+    connection.execute(
+        attempts.update()
+        .where(attempts.c.closed_ms.is_(None))
+        .values(closed_ms=now_ms, outcome=Outcome.HANDED_BACK.value)
+    )
+    # A message of before says a lower dispatch, and one of after it would have had to be handed out
+    # a thousand times.
+    connection.execute(
+        chunks.update().where(chunks.c.state != DONE).values(dispatch=chunks.c.dispatch + LEAP)
+    )
+    # What is out with a lease that is over is handed out by the next reconcile.
+    connection.execute(chunks.update().where(chunks.c.state == OUT).values(lease_until_ms=0))
+    connection.execute(leadership.update().values(term=leadership.c.term + LEAP, until_ms=0))
+    connection.execute(batches.update().values(finalize_holder=None, finalize_until_ms=None))
+    connection.execute(deliveries.update().values(lease_holder=None, lease_until_ms=None))
+    connection.execute(sweep_holds.delete())
+    # Their files are not copied: whoever was writing or deleting them does not know of the copy.
+    connection.execute(blobs.delete().where(blobs.c.state != "live"))
+    # No store tells a thousand events a second for as long as it lives.
+    tables.give_from(connection, max(tables.numbers_given(connection), now_ms))

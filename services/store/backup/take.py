@@ -1,0 +1,120 @@
+"""Takes a backup of a store that runs: hold the sweeper, take the rows, copy what they name."""
+
+import asyncio
+import contextlib
+import importlib.metadata
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from services.kit import failpoints
+from services.store import migrate
+from services.store.backup import snapshot
+from services.store.backup.copying import Copied, Copier
+from services.store.backup.hold import Hold
+from services.store.backup.place import FORMAT, BackupError, Facts, Place, sha256
+from services.store.blobs.local import LocalBlobs
+from services.store.blobs.reader import FolderReader, blob_reader
+from services.store.database import Database
+from services.store.models import blobs
+from services.store.settings import StoreSettings
+
+Write = Callable[[dict[str, object]], None]
+
+_PAGE = 500
+
+
+async def take(settings: StoreSettings, to: Path, reuse: Path | None, write: Write) -> Facts:
+    """Make a backup at `to` of the store of these settings, whether it runs or not.
+
+    Args:
+        settings: where its database and blobs are.
+        to: a directory that is to be made, or one that was not finished.
+        reuse: an older backup, whose blobs are linked rather than copied where they are the same.
+        write: told of progress.
+
+    Raises:
+        BackupError: there is nothing to back up, or no room for it at `to`.
+        CopyError: a blob is gone.
+        OSError: it cannot be written.
+    """
+    file = snapshot.sqlite_file(settings.sqlalchemy_url)
+    if file is not None and not file.is_file():
+        raise BackupError(f"there is no {file}: name the directory of `nightshift up` with --data")
+    older = None if reuse is None else Place(reuse)
+    if older is not None:
+        older.facts()
+    place = Place(to)
+    with place.being_made(), contextlib.closing(Database(settings.sqlalchemy_url)) as db:
+        revision = await db.read(migrate.revision)
+        if revision != migrate.HEAD:
+            raise BackupError(
+                f"the database is of another version (schema {revision}, this is {migrate.HEAD}): "
+                "start this version on it once, or take the backup with the version that runs on it"
+            )
+        async with Hold(db):
+            taken_at = int(time.time())
+            rows = await asyncio.to_thread(
+                snapshot.take,
+                settings.sqlalchemy_url,
+                place.database,
+                lambda done: write({"event": "progress", "what": "rows", "done": done}),
+            )
+            copied = await _copy_blobs(settings, place, older, write)
+        facts = Facts(
+            format=FORMAT,
+            schema=migrate.HEAD,
+            version=importlib.metadata.version("nightshift"),
+            taken_at=taken_at,
+            rows=rows,
+            blobs=copied.blobs,
+            bytes=copied.bytes,
+            database_sha256=sha256(place.database),
+        )
+        failpoints.before("backup.finish")
+        place.finish(facts)
+        failpoints.after("backup.finish")
+    return facts
+
+
+async def _copy_blobs(
+    settings: StoreSettings, place: Place, older: Place | None, write: Write
+) -> Copied:
+    with snapshot.opened(place.database) as connection:
+        of = connection.scalar(sa.select(sa.func.count()).select_from(blobs))
+        copier = Copier(
+            "backup.blob",
+            blob_reader(settings),
+            LocalBlobs(place.blobs),
+            FolderReader(place.blobs),
+            lambda done, size: write(
+                {"event": "progress", "what": "blobs", "done": done, "of": of, "bytes": size}
+            ),
+        )
+        if older is not None:
+            copier.reuse(older.blobs, place.blobs)
+        copied = await copier.copy(live_names(connection))
+        _drop_unnamed(place.blobs, connection)
+    return copied
+
+
+def live_names(connection: sa.Connection) -> Iterator[str]:
+    """Yield the names of all blobs that a copy's rows name, in order."""
+    last = ""
+    while True:
+        names = connection.scalars(
+            sa.select(blobs.c.name).where(blobs.c.name > last).order_by(blobs.c.name).limit(_PAGE)
+        ).all()
+        if not names:
+            return
+        yield from names
+        last = names[-1]
+
+
+def _drop_unnamed(folder: Path, connection: sa.Connection) -> None:
+    """Remove what an earlier try copied and nothing names any more."""
+    for name, _ in FolderReader(folder).names():
+        if connection.scalar(sa.select(blobs.c.name).where(blobs.c.name == name)) is None:
+            (folder / name).unlink()
