@@ -30,7 +30,7 @@ from services.kit.loop import Loop
 from services.kit.settings import SettingsError
 from services.store import memory, migrate
 from services.store.batches_servicer import BatchesServicer
-from services.store.blobs.local import LocalBlobs
+from services.store.blobs.place import open_blobs
 from services.store.bus_link import keep_bus
 from services.store.context import Context, LoopName
 from services.store.database import Database
@@ -78,6 +78,8 @@ async def _serve(stopping: asyncio.Event) -> None:
         clock = SystemClock()
         migrate.upgrade(db.writer_engine, int(clock.now()))
 
+        blobs = open_blobs(settings)
+        stack.push_async_callback(blobs.close)
         loops: dict[LoopName, Loop] = {}
         running = asyncio.get_running_loop()
 
@@ -86,7 +88,7 @@ async def _serve(stopping: asyncio.Event) -> None:
 
         context = Context(
             db=db,
-            blobs=LocalBlobs(settings.data_dir / "blobs", durable=durable),
+            blobs=blobs,
             clock=clock,
             new_id=ids.uuid7_hex,
             settings=settings,

@@ -23,11 +23,18 @@ class StoreSettings(ServiceSettings):
     data_dir: Path = Path("nightshift-data")
     #: Empty means SQLite in `data_dir`.
     database_url: str = ""
+    #: `s3://BUCKET/PREFIX`, endpoint and keys being in `AWS_` variables, or `file:///DIRECTORY`;
+    #: empty means `blobs` in `data_dir`.
+    blobs_url: str = ""
     nats_url: str = Field("nats://127.0.0.1:4222", validation_alias="NIGHTSHIFT_NATS_URL")
     #: Servers that keep each stream: 1, or 3 with a cluster of three; the same in every service.
     nats_replicas: int = Field(1, ge=1, le=5, validation_alias="NIGHTSHIFT_NATS_REPLICAS")
     #: None means `secret` in `data_dir`, made where it is missing.
     secret_file: Path | None = Field(None, validation_alias="NIGHTSHIFT_SECRET_FILE")
+    #: With less room on its disks the store takes no new files and batches, only results.
+    disk_reserve_bytes: int = Field(1024 * MIB, ge=0)
+    #: Most bytes of all files of a project that has no quota of its own; 0 means no limit.
+    project_quota_bytes: int = Field(0, ge=0)
     max_batch_lines: int = Field(50_000, gt=0)
     max_batch_file_bytes: int = Field(200 * MIB, gt=0)
     max_file_bytes: int = Field(512 * MIB, gt=0)

@@ -1,37 +1,76 @@
 """What the store asks of a place for blobs."""
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
-from typing import Protocol
+from typing import ClassVar, final
+
+from services.kit import failpoints
+
+Content = bytes | AsyncIterator[bytes | memoryview]
 
 
 class BlobMissingError(Exception):
     """No blob of that name; its row named it, so something outside deleted it."""
 
 
-class Blobs(Protocol):
-    """A place for immutable blobs under names of the form `project/kind/hex`."""
+class Blobs(ABC):
+    """A place for immutable blobs under names of the form `project/kind/hex`.
 
-    async def put(
-        self, step: str, name: str, content: bytes | AsyncIterator[bytes | memoryview]
-    ) -> int:
+    What is common to all places stands here: each write and each deletion passes its failpoints.
+    """
+
+    late_seconds: ClassVar[int] = 0
+    """How long after a `put` that failed what it sent may still arrive."""
+
+    @final
+    async def put(self, step: str, name: str, content: Content) -> int:
         """Write a blob under a name never used before; durable on return.
 
-        `step` names the failpoints around it (`docs/durability.md`).
-        What `content` raises leaves nothing behind.
+        What `content` raises leaves nothing behind that has this name, and comes back.
+
+        Args:
+            step: names the failpoints around it (`docs/durability.md`).
+            name: of the blob, as `Context.blob_name` makes them.
+            content: the bytes, or pieces of them in order.
 
         Returns:
             The number of bytes written.
-        """
-        ...
 
+        Raises:
+            UnavailableError: it cannot be written now; nothing of it has this name.
+        """
+        failpoints.before(step)
+        size = await self._put(step, name, content)
+        failpoints.after(step)
+        return size
+
+    @final
+    async def delete(self, step: str, *names: str) -> None:
+        """Remove blobs, all at once where the place can; harmless when they are gone.
+
+        Raises:
+            UnavailableError: some may still be there.
+        """
+        failpoints.before(step)
+        await self._delete(names)
+        failpoints.after(step)
+
+    @abstractmethod
     async def read(self, name: str, offset: int, length: int) -> bytes:
         """Return up to `length` bytes from `offset`; fewer only at the blob's end.
 
         Raises:
             BlobMissingError: there is no such blob.
+            UnavailableError: it cannot be read now.
         """
-        ...
 
-    async def delete(self, step: str, name: str) -> None:
-        """Remove a blob; harmless when it is gone."""
-        ...
+    async def close(self) -> None:  # noqa: B027 - most places hold nothing
+        """Let go of what the place holds; nothing is written after it."""
+
+    @abstractmethod
+    async def _put(self, step: str, name: str, content: Content) -> int:
+        """See `put`."""
+
+    @abstractmethod
+    async def _delete(self, names: tuple[str, ...]) -> None:
+        """See `delete`."""

@@ -1,18 +1,28 @@
-"""Blobs in a directory, synced before they are named."""
+"""Blobs in a directory, synced before they are named. Several stores may share it."""
 
 import asyncio
+import contextlib
+import errno
 import fcntl
 import os
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
-from services.kit import failpoints
+from services.kit.errors import UnavailableError
 from services.kit.ids import uuid7_hex
-from services.store.blobs.base import BlobMissingError
+from services.kit.log import get_logger
+from services.store.blobs.base import BlobMissingError, Blobs, Content
+
+_log = get_logger(__name__)
+
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_FULL_RETRY_SECONDS: Final = 30
+"""Room comes from people or the sweeper; the official clients wait as long as this, not minutes."""
+_FAULT_RETRY_SECONDS: Final = 5
 
 
-class LocalBlobs:
+class LocalBlobs(Blobs):
     """A directory tree `project/kind/hex`; half-written ones lie in `tmp` until they are whole."""
 
     def __init__(self, root: Path, *, durable: bool = True) -> None:
@@ -25,45 +35,40 @@ class LocalBlobs:
         self._root = root
         self._tmp = root / "tmp"
         self._durable = durable
+        # Folders whose own entries are on disk, as far as this process knows.
+        self._synced: set[Path] = set()
         self._tmp.mkdir(parents=True, exist_ok=True)
         for leftover in self._tmp.iterdir():
             _remove_if_left(leftover)
 
-    async def put(
-        self, step: str, name: str, content: bytes | AsyncIterator[bytes | memoryview]
-    ) -> int:
-        """See `Blobs.put`."""
-        failpoints.before(step)
-        size = await self._put(name, content)
-        failpoints.after(step)
-        return size
-
-    async def _put(self, name: str, content: bytes | AsyncIterator[bytes | memoryview]) -> int:
+    async def _put(self, step: str, name: str, content: Content) -> int:
         if isinstance(content, bytes):
             return await asyncio.to_thread(self._put_whole, name, content)
-        file, unfinished = await asyncio.to_thread(self._begin)
+        with _told(name):
+            file, unfinished = await asyncio.to_thread(self._begin)
         size = 0
         try:
             async for data in content:
-                await asyncio.to_thread(_write_all, file, data)
+                with _told(name):
+                    await asyncio.to_thread(_write_all, file, data)
                 size += len(data)
-            await asyncio.to_thread(self._settle, file, unfinished, name)
+            with _told(name):
+                await asyncio.to_thread(self._settle, file, unfinished, name)
         except BaseException:
             # Not awaited: the caller may be cancelled, and nothing may be left all the same.
-            file.close()
-            unfinished.unlink(missing_ok=True)
+            _drop(file, unfinished)
             raise
         return size
 
     def _put_whole(self, name: str, content: bytes) -> int:
-        file, unfinished = self._begin()
-        try:
-            _write_all(file, content)
-            self._settle(file, unfinished, name)
-        except BaseException:
-            file.close()
-            unfinished.unlink(missing_ok=True)
-            raise
+        with _told(name):
+            file, unfinished = self._begin()
+            try:
+                _write_all(file, content)
+                self._settle(file, unfinished, name)
+            except BaseException:
+                _drop(file, unfinished)
+                raise
         return len(content)
 
     def _begin(self) -> tuple[BinaryIO, Path]:
@@ -81,10 +86,12 @@ class LocalBlobs:
         if self._durable:
             os.fsync(file.fileno())
         place = self._root / name
-        if not place.parent.is_dir():
+        if place.parent not in self._synced:
+            # Also where it exists: who made it may have died, or failed, before it was synced.
             place.parent.mkdir(parents=True, exist_ok=True)
             for made in (place.parent.parent, self._root):
                 self._sync_directory(made)
+            self._synced.add(place.parent)
         unfinished.rename(place)
         # Not before: while it is open, another store sees that its writer lives.
         file.close()
@@ -101,39 +108,65 @@ class LocalBlobs:
 
     async def read(self, name: str, offset: int, length: int) -> bytes:
         """See `Blobs.read`."""
-        return await asyncio.to_thread(self.read_now, name, offset, length)
+        return await asyncio.to_thread(self._read, name, offset, length)
 
-    def read_now(self, name: str, offset: int, length: int) -> bytes:
-        """Read in the calling thread; as `read` otherwise."""
-        try:
-            descriptor = os.open(self._root / name, os.O_RDONLY)
-        except FileNotFoundError:
-            raise BlobMissingError(name) from None
-        try:
-            pieces = []
-            while length > 0 and (piece := os.pread(descriptor, length, offset)):
-                pieces.append(piece)
-                offset += len(piece)
-                length -= len(piece)
-            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        finally:
-            os.close(descriptor)
+    def _read(self, name: str, offset: int, length: int) -> bytes:
+        with _told(name):
+            try:
+                descriptor = os.open(self._root / name, os.O_RDONLY)
+            except FileNotFoundError:
+                raise BlobMissingError(name) from None
+            try:
+                pieces = []
+                while length > 0 and (piece := os.pread(descriptor, length, offset)):
+                    pieces.append(piece)
+                    offset += len(piece)
+                    length -= len(piece)
+                return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            finally:
+                os.close(descriptor)
 
-    async def delete(self, step: str, name: str) -> None:
-        """See `Blobs.delete`."""
-        failpoints.before(step)
-        await asyncio.to_thread((self._root / name).unlink, missing_ok=True)
-        failpoints.after(step)
+    async def _delete(self, names: tuple[str, ...]) -> None:
+        await asyncio.to_thread(self._unlink, names)
+
+    def _unlink(self, names: tuple[str, ...]) -> None:
+        for name in names:
+            with _told(name):
+                (self._root / name).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _told(name: str) -> Iterator[None]:
+    """Turn a disk's refusal into what a caller is told."""
+    try:
+        yield
+    except OSError as error:
+        _log.error("blob_failed", blob=name, error=error.strerror, errno=error.errno)
+        if error.errno in _FULL:
+            raise UnavailableError(
+                "The store's disk is full, so that nothing was stored. Try again once files were "
+                "deleted or the disk was made larger.",
+                retry_after_seconds=_FULL_RETRY_SECONDS,
+            ) from error
+        raise UnavailableError(
+            "The store's disk does not work right now, so that nothing was stored or read; "
+            "try again.",
+            retry_after_seconds=_FAULT_RETRY_SECONDS,
+        ) from error
 
 
 def _remove_if_left(unfinished: Path) -> None:
     """Remove a half-written file, unless another store on the same directory writes it."""
-    try:
-        with unfinished.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            unfinished.unlink()
-    except (FileNotFoundError, BlockingIOError):
-        return
+    with contextlib.suppress(FileNotFoundError, BlockingIOError), unfinished.open("r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        unfinished.unlink()
+
+
+def _drop(file: BinaryIO, unfinished: Path) -> None:
+    with contextlib.suppress(OSError):
+        file.close()
+    with contextlib.suppress(OSError):
+        unfinished.unlink(missing_ok=True)
 
 
 def _write_all(file: BinaryIO, data: bytes | memoryview) -> None:

@@ -1,0 +1,45 @@
+"""Where blobs are kept, as the settings say."""
+
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from services.kit.settings import SettingsError
+from services.store.blobs.base import Blobs
+from services.store.blobs.local import LocalBlobs
+from services.store.settings import StoreSettings
+
+
+def open_blobs(settings: StoreSettings) -> Blobs:
+    """Open the place that `NIGHTSHIFT_STORE_BLOBS_URL` names.
+
+    Raises:
+        SettingsError: it names none.
+    """
+    folder = folder_of(settings)
+    if folder is not None:
+        return LocalBlobs(folder, durable=settings.durability == "full")
+    url = urlsplit(settings.blobs_url)
+    # Imported where it is used: its library takes memory that a store with a directory needs not.
+    from services.store.blobs.s3 import S3Blobs
+
+    return S3Blobs(url.netloc, url.path.strip("/"))
+
+
+def folder_of(settings: StoreSettings) -> Path | None:
+    """Return the directory that blobs lie in; None where they do not lie on a disk of ours.
+
+    Raises:
+        SettingsError: the setting names no place.
+    """
+    if not settings.blobs_url:
+        return settings.data_dir / "blobs"
+    url = urlsplit(settings.blobs_url)
+    plain = not (url.query or url.fragment or "@" in url.netloc)
+    if url.scheme == "s3" and url.netloc and plain:
+        return None
+    if url.scheme == "file" and not url.netloc and url.path.startswith("/") and plain:
+        return Path(unquote(url.path))
+    raise SettingsError(
+        "NIGHTSHIFT_STORE_BLOBS_URL must be s3://BUCKET/PREFIX or file:///DIRECTORY, or empty for "
+        "a directory in NIGHTSHIFT_STORE_DATA_DIR; endpoint and keys of S3 come from AWS_ variables"
+    )

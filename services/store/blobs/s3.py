@@ -1,0 +1,284 @@
+"""Blobs in a bucket of S3 or of anything that speaks its protocol; through `obstore`."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.store import S3Store
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, RetryConfig
+
+from services.kit.errors import UnavailableError
+from services.kit.log import get_logger
+from services.store.blobs.base import BlobMissingError, Blobs, Content
+
+_log = get_logger(__name__)
+
+PART_BYTES: Final = 5 * 1024 * 1024
+"""Size of the parts of a multipart upload, the least that S3 takes; less goes in one request."""
+_PARTS_AT_ONCE: Final = 2
+_READ_BYTES: Final = 8 * 1024 * 1024
+_REQUESTS_AT_ONCE: Final = 32
+_STREAMS_AT_ONCE: Final = 64
+"""Multipart uploads at a time: each holds up to four parts in memory."""
+_OWN_STREAMS_AT_ONCE: Final = 8
+"""Those of end files, which slow clients must not keep waiting."""
+_WAIT_SECONDS: Final = 30.0
+_RETRY_SECONDS: Final = 2
+_CLOSE_SECONDS: Final = 5.0
+_DELETE_AT_ONCE: Final = 1_000
+_SHOWN_CHARACTERS: Final = 300
+
+_CLIENT: Final[ClientConfig] = {
+    # An endpoint without TLS is used where one is named, and nowhere else.
+    "allow_http": True,
+    # A part in this time needs 256 KiB/s; a hung server is told from a slow one.
+    "timeout": "20s",
+    "connect_timeout": "3s",
+    "pool_idle_timeout": "30s",
+}
+_RETRIES: Final[RetryConfig] = {
+    "max_retries": 5,
+    "retry_timeout": timedelta(seconds=20),
+    "backoff": {
+        "init_backoff": timedelta(milliseconds=100),
+        "max_backoff": timedelta(seconds=2),
+        "base": 2,
+    },
+}
+
+
+class S3Blobs(Blobs):
+    """Objects `prefix/project/kind/hex`. Endpoint, region and keys come from `AWS_` variables."""
+
+    late_seconds: ClassVar[int] = 900
+    """Far more than all tries of a request take: what failed may have been done after all."""
+
+    def __init__(self, bucket: str, prefix: str) -> None:
+        """Use a bucket, which must exist; nothing is asked of it yet."""
+        self._store = S3Store(
+            bucket,
+            prefix=prefix or None,
+            client_options=_CLIENT,
+            retry_config=_RETRIES,
+        )
+        self._requests = asyncio.Semaphore(_REQUESTS_AT_ONCE)
+        self._streams = asyncio.Semaphore(_STREAMS_AT_ONCE)
+        self._own_streams = asyncio.Semaphore(_OWN_STREAMS_AT_ONCE)
+        # Uploads that are being given up: they go on when their callers have gone.
+        self._ending: set[asyncio.Future[Any]] = set()
+
+    async def close(self) -> None:
+        """See `Blobs.close`; waits a little for uploads that are being given up."""
+        if self._ending:
+            await asyncio.wait(self._ending, timeout=_CLOSE_SECONDS)
+
+    # --- writing ------------------------------------------------------------------------------
+
+    async def _put(self, step: str, name: str, content: Content) -> int:
+        chunks = _chunks(content)
+        async with contextlib.aclosing(chunks):
+            first = await anext(chunks, b"")
+            second = await anext(chunks, None)
+            if second is None:
+                await self._create(name, first)
+                return len(first)
+            own = step.startswith("finalize.")
+            async with _turn(self._own_streams if own else self._streams):
+                return await self._stream(name, (first, second), chunks)
+
+    async def _create(self, name: str, content: bytes) -> None:
+        async with _turn(self._requests):
+            with _told(name):
+                try:
+                    await obstore.put_async(
+                        self._store, name, content, mode="create", use_multipart=False
+                    )
+                except AlreadyExistsError:
+                    # No name is used twice: an earlier try of this request, whose answer was lost.
+                    there = await obstore.get_async(self._store, name)
+                    if (await there.bytes_async()).to_bytes() != content:
+                        raise
+
+    async def _stream(
+        self, name: str, first: tuple[bytes, ...], chunks: AsyncIterator[bytes]
+    ) -> int:
+        """Send chunks as parts; the object is there once all are, and not before."""
+        feed = _Feed()
+        writing = asyncio.ensure_future(
+            obstore.put_async(
+                self._store,
+                name,
+                feed,
+                use_multipart=True,
+                chunk_size=PART_BYTES,
+                max_concurrency=_PARTS_AT_ONCE,
+            )
+        )
+        size = 0
+        try:
+            for chunk in first:
+                await self._offer(name, feed, writing, chunk)
+                size += len(chunk)
+            async for chunk in chunks:
+                await self._offer(name, feed, writing, chunk)
+                size += len(chunk)
+            await self._offer(name, feed, writing, None)
+            with _told(name):
+                await asyncio.shield(writing)
+        except BaseException:
+            # The library aborts the upload when its source fails, but not when it is cancelled.
+            feed.give_up()
+            self._ending.add(writing)
+            writing.add_done_callback(self._ended)
+            raise
+        return size
+
+    async def _offer(
+        self, name: str, feed: "_Feed", writing: "asyncio.Future[Any]", chunk: bytes | None
+    ) -> None:
+        """Hand over a chunk once there is room for it; None is the end."""
+        taking = asyncio.ensure_future(feed.put(chunk))
+        try:
+            await asyncio.wait((taking, writing), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            taking.cancel()
+        if writing.done() and chunk is not None:
+            with _told(name):
+                writing.result()
+            raise AssertionError("an upload ended before its content did")
+
+    def _ended(self, writing: "asyncio.Future[Any]") -> None:
+        self._ending.discard(writing)
+        error = None if writing.cancelled() else writing.exception()
+        if error is not None and not isinstance(error, _GivenUpError):
+            _log.warning("upload_not_aborted", hint="a lifecycle rule of the bucket removes it")
+
+    # --- the rest -------------------------------------------------------------------------------
+
+    async def read(self, name: str, offset: int, length: int) -> bytes:
+        """See `Blobs.read`."""
+        pieces: list[bytes] = []
+        while length > 0:
+            wanted = min(length, _READ_BYTES)
+            async with _turn(self._requests):
+                piece = await self._read(name, offset, wanted)
+            pieces.append(piece)
+            if len(piece) < wanted:
+                break
+            offset += wanted
+            length -= wanted
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    async def _read(self, name: str, offset: int, length: int) -> bytes:
+        with _told(name):
+            try:
+                found = await obstore.get_range_async(
+                    self._store, name, start=offset, length=length
+                )
+            except BaseError as error:
+                if _status(error) == 416:
+                    # Nothing lies there: the blob ends before it.
+                    return b""
+                raise
+        return found.to_bytes()
+
+    async def _delete(self, names: tuple[str, ...]) -> None:
+        for start in range(0, len(names), _DELETE_AT_ONCE):
+            some = names[start : start + _DELETE_AT_ONCE]
+            async with _turn(self._requests):
+                # Of a server that tells so: it is gone, which is what is wanted.
+                with contextlib.suppress(BlobMissingError), _told(some[0]):
+                    await obstore.delete_async(self._store, list(some))
+
+
+class _GivenUpError(Exception):
+    """Ends an upload that will not be completed."""
+
+
+class _Feed:
+    """Chunks on their way to the library, one at a time."""
+
+    def __init__(self) -> None:
+        self._waiting: asyncio.Queue[bytes | _GivenUpError | None] = asyncio.Queue(1)
+
+    async def put(self, chunk: bytes | None) -> None:
+        await self._waiting.put(chunk)
+
+    def give_up(self) -> None:
+        """Let the next read fail, whatever waits."""
+        while not self._waiting.empty():
+            self._waiting.get_nowait()
+        self._waiting.put_nowait(_GivenUpError())
+
+    def __aiter__(self) -> "_Feed":
+        return self
+
+    async def __anext__(self) -> bytes:
+        chunk = await self._waiting.get()
+        if isinstance(chunk, _GivenUpError):
+            raise chunk
+        if chunk is None:
+            raise StopAsyncIteration
+        return chunk
+
+
+async def _chunks(content: Content) -> AsyncGenerator[bytes, None]:
+    """Yield content in chunks of `PART_BYTES`, the last one shorter."""
+    if isinstance(content, bytes):
+        for start in range(0, len(content), PART_BYTES):
+            yield content[start : start + PART_BYTES]
+        return
+    held = bytearray()
+    async for data in content:
+        held += data
+        while len(held) >= PART_BYTES:
+            yield bytes(held[:PART_BYTES])
+            del held[:PART_BYTES]
+    if held:
+        yield bytes(held)
+
+
+@contextlib.asynccontextmanager
+async def _turn(slots: asyncio.Semaphore) -> AsyncIterator[None]:
+    """Wait for one of the slots, but not for ever."""
+    try:
+        async with asyncio.timeout(_WAIT_SECONDS):
+            await slots.acquire()
+    except TimeoutError:
+        raise UnavailableError(
+            "The store has more to read and write than its blob storage takes; try again.",
+            retry_after_seconds=_RETRY_SECONDS,
+        ) from None
+    try:
+        yield
+    finally:
+        slots.release()
+
+
+@contextlib.contextmanager
+def _told(name: str) -> Iterator[None]:
+    """Turn the library's errors into ours. Its text names bucket and key, and no secret."""
+    try:
+        yield
+    except (BaseError, OSError) as error:
+        text = str(error).partition("\n")[0][:_SHOWN_CHARACTERS]
+        # A missing bucket is a fault that ends; a missing object never comes back.
+        if isinstance(error, FileNotFoundError) and "NoSuchBucket" not in str(error):
+            raise BlobMissingError(name) from None
+        _log.error("blob_failed", blob=name, error=text)
+        raise UnavailableError(
+            "The store's blob storage does not answer as it should right now; try again.",
+            retry_after_seconds=_RETRY_SECONDS,
+        ) from error
+
+
+def _status(error: BaseError) -> int | None:
+    """Return the HTTP status that an error is about, which the library tells in words only."""
+    _, found, rest = str(error).partition("status code: ")
+    return int(rest[:3]) if found and rest[:3].isdigit() else None
