@@ -46,12 +46,14 @@ class Leader:
         self._on_change = on_change
         self._term: int | None = None
         self._until = 0.0
+        # When the store last said that a term is over.
+        self._lost_at = float("-inf")
 
     @property
     def term(self) -> int | None:
         """Return the term while this scheduler leads; None else."""
         if self._term is not None and self._clock.monotonic() >= self._until:
-            self.lost(self._term)
+            self._lose(self._term)
         return self._term
 
     def leads(self, term: int) -> bool:
@@ -59,11 +61,10 @@ class Leader:
         return self.term == term
 
     def lost(self, term: int) -> None:
-        """Stop leading in `term`; a later one stays."""
-        if self._term != term:
-            return
-        _log.warning("leadership_lost", term=term)
-        self._set(None)
+        """Stop leading in `term`, which the store says is over; a later one stays."""
+        if self._term == term:
+            self._lost_at = self._clock.monotonic()
+            self._lose(term)
 
     async def run_once(self) -> bool:
         """Take or renew the leadership; return whether this scheduler leads now."""
@@ -77,8 +78,11 @@ class Leader:
             return self.term is not None
         if not answer.leads:
             if self._term is not None:
-                self.lost(self._term)
+                self._lose(self._term)
             return False
+        if asked <= self._lost_at:
+            # Meanwhile the store said that the term is over: that word is newer than this one.
+            return await self.run_once()
         self._until = asked + min(answer.left_seconds, TTL_SECONDS)
         if self._term != answer.term:
             _log.info("leadership_won", term=answer.term)
@@ -95,6 +99,10 @@ class Leader:
             await self._client.resign(self._holder, term)
         except NightshiftError as error:
             _log.warning("resign_failed", error=error.message)
+
+    def _lose(self, term: int) -> None:
+        _log.warning("leadership_lost", term=term)
+        self._set(None)
 
     def _set(self, term: int | None) -> None:
         self._term = term

@@ -1,5 +1,6 @@
 """The scheduler's part of `Work`, scripted: a true gRPC server over batches held in memory."""
 
+import asyncio
 import time
 from collections import defaultdict, deque
 from typing import Any
@@ -27,6 +28,8 @@ class ScriptedWindow(work_pb2_grpc.WorkServicer):
         self.closed: set[str] = set()
         #: What the next calls of a method raise instead of answering.
         self.failures: dict[str, deque[Exception]] = defaultdict(deque)
+        #: Methods whose answers, decided already, wait for an event of the test's.
+        self.held: dict[str, asyncio.Event] = {}
         self.calls: list[tuple[str, Any]] = []
         self.holder = ""
         self.term = 0
@@ -72,12 +75,15 @@ class ScriptedWindow(work_pb2_grpc.WorkServicer):
                 self.term += 1
             self.holder = request.holder
             self._until = now + request.ttl_ms / 1000
-        return work_pb2.LeadResponse(
+        answer = work_pb2.LeadResponse(
             leader=request.holder == self.holder,
             term=self.term,
             current_holder=self.holder,
             left_ms=max(0, int((self._until - now) * 1000)),
         )
+        if "Lead" in self.held:
+            await self.held["Lead"].wait()
+        return answer
 
     async def Resign(
         self, request: work_pb2.ResignRequest, context: grpc.aio.ServicerContext
