@@ -18,11 +18,16 @@ def open_blobs(settings: StoreSettings) -> Blobs:
     folder = folder_of(settings)
     if folder is not None:
         return LocalBlobs(folder, durable=settings.durability == "full")
-    url = urlsplit(settings.blobs_url)
     # Imported where it is used: its library takes memory that a store with a directory needs not.
     from services.store.blobs.s3 import S3Blobs
 
-    return S3Blobs(url.netloc, url.path.strip("/"))
+    return S3Blobs(*bucket_of(settings))
+
+
+def bucket_of(settings: StoreSettings) -> tuple[str, str]:
+    """Return bucket and prefix, where blobs lie in one."""
+    url = urlsplit(settings.blobs_url)
+    return url.netloc, url.path.strip("/")
 
 
 def folder_of(settings: StoreSettings) -> Path | None:

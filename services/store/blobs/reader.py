@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from services.store.blobs.base import BlobMissingError
+from services.store.blobs.place import bucket_of, folder_of
 from services.store.settings import StoreSettings
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}/[a-z]{1,32}/[0-9a-f]{32}")
@@ -98,5 +99,15 @@ class FolderReader:
 
 
 def blob_reader(settings: StoreSettings) -> BlobReader:
-    """Return what reads the blobs of a store with these settings."""
-    return FolderReader(settings.data_dir / "blobs")
+    """Return what reads the blobs of a store with these settings.
+
+    Raises:
+        SettingsError: they name no place for blobs.
+    """
+    folder = folder_of(settings)
+    if folder is not None:
+        return FolderReader(folder)
+    # Imported where it is used: a check of a directory needs none of it.
+    from services.store.blobs.s3_reader import S3Reader
+
+    return S3Reader(*bucket_of(settings))

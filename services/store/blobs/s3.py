@@ -53,6 +53,11 @@ _RETRIES: Final[RetryConfig] = {
 }
 
 
+def open_bucket(bucket: str, prefix: str) -> S3Store:
+    """Return a client of what lies below a prefix; nothing is asked of it yet."""
+    return S3Store(bucket, prefix=prefix or None, client_options=_CLIENT, retry_config=_RETRIES)
+
+
 class S3Blobs(Blobs):
     """Objects `prefix/project/kind/hex`. Endpoint, region and keys come from `AWS_` variables."""
 
@@ -61,12 +66,7 @@ class S3Blobs(Blobs):
 
     def __init__(self, bucket: str, prefix: str) -> None:
         """Use a bucket, which must exist; nothing is asked of it yet."""
-        self._store = S3Store(
-            bucket,
-            prefix=prefix or None,
-            client_options=_CLIENT,
-            retry_config=_RETRIES,
-        )
+        self._store = open_bucket(bucket, prefix)
         self._requests = asyncio.Semaphore(_REQUESTS_AT_ONCE)
         self._streams = asyncio.Semaphore(_STREAMS_AT_ONCE)
         self._own_streams = asyncio.Semaphore(_OWN_STREAMS_AT_ONCE)
@@ -94,7 +94,7 @@ class S3Blobs(Blobs):
 
     async def _create(self, name: str, content: bytes) -> None:
         async with _turn(self._requests):
-            with _told(name):
+            with told(name):
                 try:
                     await obstore.put_async(
                         self._store, name, content, mode="create", use_multipart=False
@@ -129,7 +129,7 @@ class S3Blobs(Blobs):
                 await self._offer(name, feed, writing, chunk)
                 size += len(chunk)
             await self._offer(name, feed, writing, None)
-            with _told(name):
+            with told(name):
                 await asyncio.shield(writing)
         except BaseException:
             # The library aborts the upload when its source fails, but not when it is cancelled.
@@ -149,7 +149,7 @@ class S3Blobs(Blobs):
         finally:
             taking.cancel()
         if writing.done() and chunk is not None:
-            with _told(name):
+            with told(name):
                 writing.result()
             raise AssertionError("an upload ended before its content did")
 
@@ -176,13 +176,13 @@ class S3Blobs(Blobs):
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def _read(self, name: str, offset: int, length: int) -> bytes:
-        with _told(name):
+        with told(name):
             try:
                 found = await obstore.get_range_async(
                     self._store, name, start=offset, length=length
                 )
             except BaseError as error:
-                if _status(error) == 416:
+                if status_of(error) == 416:
                     # Nothing lies there: the blob ends before it.
                     return b""
                 raise
@@ -193,7 +193,7 @@ class S3Blobs(Blobs):
             some = names[start : start + _DELETE_AT_ONCE]
             async with _turn(self._requests):
                 # Of a server that tells so: it is gone, which is what is wanted.
-                with contextlib.suppress(BlobMissingError), _told(some[0]):
+                with contextlib.suppress(BlobMissingError), told(some[0]):
                     await obstore.delete_async(self._store, list(some))
 
 
@@ -262,7 +262,7 @@ async def _turn(slots: asyncio.Semaphore) -> AsyncIterator[None]:
 
 
 @contextlib.contextmanager
-def _told(name: str) -> Iterator[None]:
+def told(name: str) -> Iterator[None]:
     """Turn the library's errors into ours. Its text names bucket and key, and no secret."""
     try:
         yield
@@ -278,7 +278,7 @@ def _told(name: str) -> Iterator[None]:
         ) from error
 
 
-def _status(error: BaseError) -> int | None:
+def status_of(error: BaseError) -> int | None:
     """Return the HTTP status that an error is about, which the library tells in words only."""
     _, found, rest = str(error).partition("status code: ")
     return int(rest[:3]) if found and rest[:3].isdigit() else None

@@ -1,0 +1,51 @@
+"""Blobs in a bucket, read in the calling thread: what a check and a backup do."""
+
+from collections.abc import Iterator
+
+import obstore
+from obstore.exceptions import BaseError
+
+from services.store.blobs.base import BlobMissingError
+from services.store.blobs.s3 import open_bucket, status_of, told
+
+
+class S3Reader:
+    """See `BlobReader`."""
+
+    def __init__(self, bucket: str, prefix: str) -> None:
+        """Look at what lies below a prefix of a bucket."""
+        self._store = open_bucket(bucket, prefix)
+
+    def size(self, name: str) -> int | None:
+        """See `BlobReader.size`."""
+        try:
+            with told(name):
+                return obstore.head(self._store, name)["size"]
+        except BlobMissingError:
+            return None
+
+    def read(self, name: str, offset: int, length: int) -> bytes:
+        """See `BlobReader.read`."""
+        if length <= 0:
+            return b""
+        with told(name):
+            try:
+                return obstore.get_range(self._store, name, start=offset, length=length).to_bytes()
+            except BaseError as error:
+                if status_of(error) == 416:
+                    return b""
+                raise
+
+    def names(self) -> Iterator[tuple[str, int]]:
+        """See `BlobReader.names`."""
+        listing = iter(obstore.list(self._store))
+        while True:
+            with told("a list"):
+                page = next(listing, None)
+            if page is None:
+                return
+            yield from ((each["path"], each["size"]) for each in page)
+
+    def unfinished(self) -> int:
+        """See `BlobReader.unfinished`; what the bucket hides until it is whole is not seen."""
+        return 0
