@@ -5,26 +5,24 @@ The check itself is the store's, in a process of its own: only the store knows i
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 
+from services.cli import store_job
 from services.cli.client import INTERRUPTED, fail
 from services.cli.facts import Fact, gather
-from services.cli.fleet import import_path
 from services.cli.plan import PlanError, parse_address
+from services.cli.store_job import CANNOT, Said
 from services.cli.up import DEFAULT_LISTEN
 
 WELL: Final = 0
 FAULTS: Final = 1
-CANNOT: Final = 2
-
-Said = dict[str, Any]
+DATABASE_URL: Final = "NIGHTSHIFT_STORE_DATABASE_URL"
 
 
 @click.command()
@@ -38,13 +36,7 @@ Said = dict[str, Any]
     is_flag=True,
     help="With --check: read the content of every file too, which takes as long as reading it.",
 )
-@click.option(
-    "--data",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path("nightshift-data"),
-    show_default=True,
-    help="The directory of `nightshift up`.",
-)
+@store_job.place_options
 @click.option(
     "--listen",
     metavar="HOST:PORT",
@@ -53,14 +45,25 @@ Said = dict[str, Any]
     help="Without --check: where it is to listen, if nothing runs on the directory.",
 )
 @click.option("--json", "as_json", is_flag=True, help="For programs: one JSON object.")
-def doctor(*, check: bool, deep: bool, data: Path, listen: str, as_json: bool) -> None:
-    """Say what is so on this machine, or check a data directory.
+def doctor(
+    *,
+    check: bool,
+    deep: bool,
+    data: Path,
+    database_url: str | None,
+    blobs_url: str | None,
+    listen: str,
+    as_json: bool,
+) -> None:
+    """Say what is so on this machine, or check all that a store keeps.
 
     Exits with 0 where all is well, 1 where something is wrong, and 2 where it could not be told.
     """
     if check or deep:
-        shown = _Json() if as_json else _Text(data)
-        sys.exit(_check(data, deep, shown))
+        settings = store_job.place(data, database_url, blobs_url)
+        database = settings.get(DATABASE_URL, os.environ.get(DATABASE_URL))
+        shown = _Json() if as_json else _Text(_program(database, data))
+        sys.exit(_check(settings, deep, shown))
     try:
         facts = gather(data, parse_address("--listen", listen))
     except PlanError as error:
@@ -71,6 +74,13 @@ def doctor(*, check: bool, deep: bool, data: Path, listen: str, as_json: bool) -
     else:
         _print_facts(facts)
     sys.exit(WELL if is_well else FAULTS)
+
+
+def _program(database: str | None, data: Path) -> str:
+    """Return what runs a statement on a database; its address may hold a password."""
+    if not database:
+        return f"sqlite3 {data / 'nightshift.db'}"
+    return "sqlite3 FILE" if database.startswith("sqlite") else "psql DATABASE -c"
 
 
 def _print_facts(facts: list[Fact]) -> None:
@@ -121,8 +131,9 @@ class _Json:
 class _Text:
     """A line for each kind as it comes, then each fault with its mend."""
 
-    def __init__(self, data: Path) -> None:
-        self._data = data
+    def __init__(self, program: str) -> None:
+        """Show it; `program` runs a statement on what is checked."""
+        self._program = program
         self._faults: list[Said] = []
         self._notes: list[str] = []
         self._count = 0
@@ -182,38 +193,21 @@ class _Text:
             if fault["sql"]:
                 print(f"  statement: {fault['sql']}")
         if any(fault["sql"] for fault in self._faults):
-            print(f'\nStatements are run with: sqlite3 {self._data / "nightshift.db"} "STATEMENT"')
+            print(f'\nStatements are run with: {self._program} "STATEMENT"')
         print("\nall is well" if status == WELL else f"\n{self._count:,} faults")
 
 
-def _check(data: Path, deep: bool, shown: _Json | _Text) -> int:
-    """Have the store's own code check a directory; show what it says and return its status."""
+def _check(settings: Mapping[str, str], deep: bool, shown: _Json | _Text) -> int:
+    """Have the store's own code check a store; show what it says and return its status."""
     why = "the check itself failed; standard error says why"
-    process = subprocess.Popen(
-        [
-            *(sys.executable, "-P", "-m", "services.store.doctor"),
-            *(["--deep"] if deep else []),
-        ],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        env={
-            **os.environ,
-            "NIGHTSHIFT_STORE_DATA_DIR": str(data.absolute()),
-            "PYTHONPATH": import_path(os.environ),
-        },
-    )
-    assert process.stdout is not None
-    try:
-        with process.stdout:
-            for line in process.stdout:
-                said = json.loads(line)
-                why = said.get("why", why)
-                shown.take(said)
-        status = process.wait()
-    except KeyboardInterrupt:
-        # It has heard the same signal.
-        process.wait()
-        status = INTERRUPTED
+
+    def take(said: Said) -> None:
+        nonlocal why
+        why = said.get("why", why)
+        shown.take(said)
+
+    arguments = ["services.store.doctor", *(["--deep"] if deep else [])]
+    status = store_job.run(arguments, settings, take)
     if status == INTERRUPTED:
         return status
     if status not in (WELL, FAULTS):

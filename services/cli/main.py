@@ -19,6 +19,8 @@ _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "keys": ("services.cli.keys:keys", "Make, list and revoke API keys."),
     "webhooks": ("services.cli.webhooks:webhooks", "Have a server told when batches end."),
     "usage": ("services.cli.usage:usage", "Sum batches, lines and tokens by key."),
+    "backup": ("services.cli.backup:backup", "Copy all that a store keeps, while it runs."),
+    "restore": ("services.cli.backup:restore", "Put a backup back into an empty store."),
     "doctor": ("services.cli.doctor:doctor", "Say what is amiss, here or in a data directory."),
 }
 _SERVICES: Final = ("gateway", "store", "scheduler", "executor")

@@ -43,6 +43,7 @@ def take(url: str, to: Path, told: tables.Told) -> int:
         told: called now and then with the number of rows or pages so far.
     """
     failpoints.before("backup.rows")
+    to.touch(mode=0o600)
     file = sqlite_file(url)
     if file is not None:
         _copy_pages(file, to, told)
