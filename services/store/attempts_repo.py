@@ -170,6 +170,16 @@ def close(connection: sa.Connection, tokens: Sequence[str], outcome: Outcome, no
         )
 
 
+def was_not_lost(connection: sa.Connection, token: str) -> bool:
+    """Call an attempt superseded that was taken for lost; tell whether it was."""
+    changed = connection.execute(
+        attempts.update()
+        .where(attempts.c.token == token, attempts.c.outcome == Outcome.LOST.value)
+        .values(outcome=Outcome.SUPERSEDED.value)
+    )
+    return changed.rowcount == 1
+
+
 _CLOSE_OF_CHUNK: Final = (
     attempts.update()
     .where(
@@ -244,6 +254,7 @@ _STANDING: Final = (
         attempts.c.dispatch,
         attempts.c.started,
         attempts.c.closed_ms,
+        attempts.c.outcome,
         chunks.c.dispatch.label("current"),
         chunks.c.state,
         batches.c.status,

@@ -52,6 +52,7 @@ def new_chunk(
     dispatched_ms: int | None,
     attempts: int = 0,
     deaths: int = 0,
+    deaths_alone: int = 0,
 ) -> dict[str, object]:
     """Return the values of a chunk's row; one that is `out` is in its first dispatch.
 
@@ -74,6 +75,7 @@ def new_chunk(
         "dispatched_ms": dispatched_ms,
         "attempts": attempts,
         "deaths": deaths,
+        "deaths_alone": deaths_alone,
     }
 
 

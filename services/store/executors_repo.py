@@ -10,7 +10,7 @@ from services.kit.ids import DEFAULT_PROJECT, IdGenerator
 from services.kit.log import get_logger
 from services.store import attempts_repo, chunks_repo, models_repo, outbox, quarantine
 from services.store.attempts_repo import Outcome
-from services.store.domain.results import Range
+from services.store.domain.results import Range, count_lines
 from services.store.models import executors
 
 _log = get_logger(__name__)
@@ -89,15 +89,26 @@ def report_death(
     executor_id: str,
     started: Mapping[str, Sequence[Range]],
     *,
+    complete: bool,
     new_id: IdGenerator,
     now_ms: int,
 ) -> None:
-    """Close the attempts that were in a dead engine and put the lines that were in it apart."""
+    """Close the attempts that were in a dead engine and put the lines that were in it apart.
+
+    Args:
+        connection: in a transaction.
+        executor_id: whose engine died.
+        started: the lines that had entered it, by token.
+        complete: nothing else was in it, so that a single line is known to have died alone.
+        new_id: names new chunks.
+        now_ms: the store's time.
+    """
     rows = attempts_repo.open_by_token(connection, executor_id, list(started))
+    single = complete and sum(count_lines(lines) for lines in started.values()) == 1
     _log.warning("engine_died", executor=executor_id, attempts=len(rows))
     quarantine.take_apart(
         connection,
-        [quarantine.loss_of(row, started[row.token]) for row in rows],
+        [quarantine.loss_of(row, started[row.token], single=single) for row in rows],
         Outcome.DIED,
         new_id=new_id,
         now_ms=now_ms,

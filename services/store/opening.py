@@ -274,6 +274,7 @@ def beat(
     drops: Drops = {}
     alive: list[Ticket] = []
     marks: dict[str, bytes] = {}
+    returned = [row for row in rows.values() if row.outcome == Outcome.LOST.value]
     for token, packed in started.items():
         row = rows.get(token)
         reason = drop_reason(row)
@@ -293,6 +294,7 @@ def beat(
             marks[token] = packed
     attempts_repo.extend(connection, alive, now_ms + lease_ms)
     attempts_repo.mark_started(connection, marks)
+    quarantine.take_back(connection, returned)
     return drops
 
 

@@ -1,9 +1,14 @@
 """Quarantine: after an engine's death the lines that were in it run apart, until one is to blame.
 
-Suspects are re-cut into a chunk of their own that runs alone in an engine. One that dies is
-halved, again and again; a single line that dies alone `max_attempts` times is given up, so that a
-poison line among n suspects is found within ceil(log2 n) + `max_attempts` deaths and its
+Suspects are halved into chunks of their own that run alone in an engine. One that dies is halved
+again; a single line that dies alone `max_attempts` times is given up, so that a poison line among n
+suspects is found within ceil(log2 n) + `max_attempts` deaths, the first one included, and its
 neighbours succeed.
+
+Where an executor is lost without a word, mostly no line is to blame: its suspects run apart first
+all together, so that they are soon done. It may also have been killed with its engine before a beat
+told what was in it: a chunk that is lost like that `UNSEEN_DEATHS` times is suspected as a whole.
+One that comes back with the attempt it had was not dead: what was counted is taken back.
 """
 
 from collections.abc import Sequence
@@ -30,12 +35,18 @@ _log = get_logger(__name__)
 
 Row = sa.Row[*tuple[Any, ...]]
 
+UNSEEN_DEATHS: Final = 3
+"""Losses of a chunk, none of whose lines was seen in an engine, after which all are suspects."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
     """An open attempt whose engine died, or that was lost without a word.
 
-    `started`: the lines that were in the engine, as far as is known.
+    Attributes:
+        started: the lines that were in the engine, as far as is known.
+        seen: whether that is the executor's own word on the death, and not its last beat's.
+        single: whether nothing but one line of it was in the engine.
     """
 
     token: str
@@ -44,10 +55,13 @@ class Loss:
     dispatch: int
     number: int
     started: tuple[Range, ...]
+    seen: bool = False
+    single: bool = False
 
 
-def loss_of(attempt: Row, started: Sequence[Range] | None = None) -> Loss:
+def loss_of(attempt: Row, started: Sequence[Range] | None = None, *, single: bool = False) -> Loss:
     """Return the loss of an attempt; without better knowledge the last beat's marks count."""
+    seen = started is not None
     if started is None:
         started = chunks_repo.unpack_ranges(attempt.started)
     return Loss(
@@ -57,6 +71,8 @@ def loss_of(attempt: Row, started: Sequence[Range] | None = None) -> Loss:
         dispatch=attempt.dispatch,
         number=attempt.number,
         started=tuple(normalise(started)),
+        seen=seen,
+        single=single,
     )
 
 
@@ -97,6 +113,29 @@ def take_apart(
             free(connection, batch, now_ms)
 
 
+def take_back(connection: sa.Connection, returned: Sequence[Row]) -> None:
+    """Count no death for these attempts (`attempts_repo.standing`): whose they were is alive.
+
+    They were taken for lost while their executor was frozen or cut off.
+    """
+    for attempt in returned:
+        if not attempts_repo.was_not_lost(connection, attempt.token):
+            continue
+        chunk = connection.execute(
+            sa.select(chunks).where(chunks.c.id == attempt.chunk_id).with_for_update()
+        ).one()
+        if chunk.state != chunks_repo.DONE and (chunk.alone or not attempt.started):
+            _log.info("loss_taken_back", batch=chunk.batch_id, chunk=chunk.id)
+            connection.execute(
+                chunks.update()
+                .where(chunks.c.id == chunk.id)
+                .values(
+                    deaths=max(0, chunk.deaths - 1),
+                    deaths_alone=max(0, chunk.deaths_alone - 1),
+                )
+            )
+
+
 def free(connection: sa.Connection, batch: Row, now_ms: int) -> None:
     """Tell the scheduler that chunks of a batch wait to be handed out."""
     event = dispatch_pb2.Event(
@@ -113,6 +152,8 @@ class _Suspects:
     number: int = 0
     size: int = 0
     deaths: int = 0
+    seen: bool = False
+    single: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,28 +179,35 @@ class _Batch:
             )
             started = intersect(loss.started, left)
             if chunk.alone:
-                self._died_alone(chunk, left, started)
-            elif started:
+                self._died_alone(chunk, loss, left, started)
+                continue
+            unseen = not started and not loss.seen
+            if unseen and chunk.deaths + 1 >= UNSEEN_DEATHS:
+                started = left
+            if started:
                 # A chunk is of one pool and one model.
                 apart = suspects.setdefault((chunk.pool_id, chunk.model), _Suspects())
                 apart.lines.extend(started)
                 apart.number = max(apart.number, loss.number)
                 apart.size += _share(chunk, count_lines(started))
                 apart.deaths = max(apart.deaths, chunk.deaths + 1)
-                self._keep(chunk, subtract(left, started))
-            else:
-                self._keep(chunk, left)
+                apart.single = loss.single
+                apart.seen = loss.seen
+            self._keep(chunk, subtract(left, started), deaths=int(unseen))
         for (pool_id, model), apart in suspects.items():
-            self._add_alone(
-                normalise(apart.lines),
-                apart.size,
-                pool_id=pool_id,
-                model=model,
-                attempts=apart.number,
-                deaths=apart.deaths,
-            )
+            lines = normalise(apart.lines)
+            for part in halves(lines) if apart.seen else (lines,):
+                self._add_alone(
+                    part,
+                    apart.size * count_lines(part) // max(1, count_lines(lines)),
+                    pool_id=pool_id,
+                    model=model,
+                    attempts=apart.number,
+                    deaths=apart.deaths,
+                    deaths_alone=int(apart.single),
+                )
 
-    def _keep(self, chunk: Row, lines: list[Range]) -> None:
+    def _keep(self, chunk: Row, lines: list[Range], *, deaths: int = 0) -> None:
         """Leave these lines in a chunk and end its lease; nothing left ends the chunk."""
         if not lines:
             chunks_repo.finish(self.connection, chunk.id)
@@ -173,10 +221,11 @@ class _Batch:
                 line_count=count_lines(lines),
                 input_bytes=_share(chunk, count_lines(lines)),
                 lease_until_ms=self.now_ms,
+                deaths=chunks.c.deaths + deaths,
             )
         )
 
-    def _died_alone(self, chunk: Row, left: list[Range], started: list[Range]) -> None:
+    def _died_alone(self, chunk: Row, loss: Loss, left: list[Range], started: list[Range]) -> None:
         if count_lines(left) == 1:
             _log.warning(
                 "line_died_alone",
@@ -199,15 +248,15 @@ class _Batch:
         chunks_repo.finish(self.connection, chunk.id)
         suspects = started or left
         for lines in (*halves(suspects), subtract(left, suspects)):
-            if lines:
-                self._add_alone(
-                    lines,
-                    _share(chunk, count_lines(lines)),
-                    pool_id=chunk.pool_id,
-                    model=chunk.model,
-                    attempts=chunk.attempts,
-                    deaths=chunk.deaths + 1,
-                )
+            self._add_alone(
+                lines,
+                _share(chunk, count_lines(lines)),
+                pool_id=chunk.pool_id,
+                model=chunk.model,
+                attempts=chunk.attempts,
+                deaths=chunk.deaths + 1,
+                deaths_alone=int(loss.single and lines == suspects),
+            )
 
     def _add_alone(
         self,
@@ -218,8 +267,14 @@ class _Batch:
         model: str | None,
         attempts: int,
         deaths: int,
+        deaths_alone: int,
     ) -> None:
-        """Queue a chunk that runs alone; its attempts go on counting from its lines' last one."""
+        """Queue a chunk that runs alone; its attempts go on counting from its lines' last one.
+
+        No lines, no chunk.
+        """
+        if not lines:
+            return
         _log.warning("lines_apart", batch=self.batch.id, lines=count_lines(lines))
         chunks_repo.insert(
             self.connection,
@@ -236,6 +291,7 @@ class _Batch:
                     dispatched_ms=None,
                     attempts=attempts,
                     deaths=deaths,
+                    deaths_alone=deaths_alone,
                 )
             ],
         )

@@ -311,6 +311,7 @@ class WorkServicer(work_pb2_grpc.WorkServicer):
                 connection,
                 request.executor_id,
                 started,
+                complete=request.complete,
                 new_id=self._context.new_id,
                 now_ms=self._context.now_ms(),
             ),

@@ -255,10 +255,18 @@ class Worker(Client):
                 metadata=self.metadata,
             )
 
-    async def died(self, started: Mapping[str, Iterable[Range]], executor: str = "e0") -> None:
+    async def died(
+        self,
+        started: Mapping[str, Iterable[Range]],
+        executor: str = "e0",
+        *,
+        complete: bool = False,
+    ) -> None:
         with our_errors():
             await self.work.ReportDeath(
-                work_pb2.ReportDeathRequest(executor_id=executor, attempts=beats(started)),
+                work_pb2.ReportDeathRequest(
+                    executor_id=executor, attempts=beats(started), complete=complete
+                ),
                 metadata=self.metadata,
             )
 

@@ -1,11 +1,14 @@
-"""A poison line is found within ceil(log2 n) + 3 deaths, and its neighbours succeed."""
+"""A poison line is found within ceil(log2 n) + 3 deaths, and its neighbours succeed.
+
+Every death counts, also the one that made its lines suspects.
+"""
 
 import asyncio
 import math
 
 import pytest
 
-from protos.nightshift.v1 import batches_pb2, dispatch_pb2
+from protos.nightshift.v1 import batches_pb2, dispatch_pb2, work_pb2
 from services.kit.result_line import MESSAGES
 from tests.integration.store_work.harness import Store, ranges_of
 
@@ -36,7 +39,7 @@ class Engine:
         lines = lines_in(ranges_of(attempt.lines))
         if self.poison & set(lines):
             self.deaths += 1
-            await self.store.died({attempt.token: ranges_of(attempt.lines)})
+            await self.store.died({attempt.token: ranges_of(attempt.lines)}, complete=True)
         else:
             await self.store.finish(attempt.token, lines, self.batch_id)
 
@@ -65,9 +68,10 @@ async def test_a_poison_line_is_found_and_its_neighbours_succeed(
     batch_id = await store.batch(total)
     (dispatch,) = await store.cut((batch_id, total))
     attempt = await store.open(dispatch)
-    await store.died({attempt.token: [(0, suspects)]})
+    await store.died({attempt.token: [(0, suspects)]}, complete=True)
 
     engine = Engine(store, batch_id, {poison})
+    engine.deaths = 1
     await engine.run_to_the_end()
     assert engine.deaths <= math.ceil(math.log2(suspects)) + 3
     await store.turn()
@@ -99,16 +103,15 @@ async def test_a_line_that_dies_less_often_succeeds(store: Store) -> None:
     (dispatch,) = await store.cut((batch_id, 1))
     engine = Engine(store, batch_id, {0})
     await engine.run(dispatch)
-    for _ in range(2):
-        (alone,) = await store.reclaim()
-        await engine.run(alone)
-        await store.ender.run_once()
+    (alone,) = await store.reclaim()
+    await engine.run(alone)
+    await store.ender.run_once()
     engine.poison = set()
     (alone,) = await store.reclaim()
-    assert (await store.open(alone)).deaths == 3
+    assert (await store.open(alone)).deaths == 2
     await engine.run(alone)
     await store.turn()
-    assert engine.attempts == [2, 3, 4]
+    assert engine.attempts == [2, 3]
     assert (await store.get(batch_id)).request_counts.completed == 1
 
 
@@ -126,8 +129,15 @@ async def test_one_chunk_of_a_pool_runs_alone_at_a_time_and_a_hand_back_is_no_de
     assert await store.reclaim() == []
     await store.hand_back(attempt.token)
     (again,) = await store.reclaim()
-    assert (again.chunk_id, again.dispatch, again.line_count) == (first.chunk_id, 2, 4)
-    await store.finish((await store.open(again)).token, range(4), one)
+    assert (again.chunk_id, again.dispatch, ranges_of(again.lines)) == (
+        first.chunk_id,
+        2,
+        [(0, 2)],
+    )
+    await store.finish((await store.open(again)).token, range(2), one)
+    (half,) = await store.reclaim()
+    assert (half.batch_id, ranges_of(half.lines)) == (one, [(2, 2)])
+    await store.finish((await store.open(half)).token, range(2, 4), one)
     (second,) = await store.reclaim()
     assert (second.batch_id, second.alone) == (two, True)
 
@@ -136,13 +146,10 @@ async def test_a_lost_lease_alone_counts_as_a_death(store: Store) -> None:
     batch_id = await store.batch(2)
     (dispatch,) = await store.cut((batch_id, 2))
     await store.died({(await store.open(dispatch)).token: [(0, 2)]})
-    (alone,) = await store.reclaim()
-    await store.open(alone)
-    store.clock.advance(15)
     (half,) = await store.reclaim()
     assert (half.alone, ranges_of(half.lines), half.dispatch) == (True, [(0, 1)], 1)
-    assert (await store.open(half)).deaths == 2
-    for death in (3, 4):
+    assert (await store.open(half)).deaths == 1
+    for death in (2, 3):
         store.clock.advance(15)
         (half,) = await store.reclaim()
         assert (await store.open(half)).deaths == death
@@ -162,16 +169,109 @@ async def test_lines_that_had_not_entered_the_engine_are_no_suspects(store: Stor
     assert (raised.alone, raised.line_count, raised.dispatch) == (False, 8, 2)
     await store.died({(await store.open(raised)).token: [(2, 2), (6, 9)]})
     alone, rest = await store.reclaim()
-    assert ranges_of(alone.lines) == [(2, 2), (6, 2)]
+    assert ranges_of(alone.lines) == [(2, 2)]
     assert (rest.alone, ranges_of(rest.lines)) == (False, [(0, 2), (4, 2)])
+    await store.finish((await store.open(alone)).token, [2, 3], batch_id)
+    (alone,) = [each for each in await store.reclaim() if each.alone]
+    assert ranges_of(alone.lines) == [(6, 2)]
     # Of a chunk alone, only those that had entered are halved; the others run after them.
-    await store.died({(await store.open(alone)).token: [(2, 2)]})
+    await store.died({(await store.open(alone)).token: [(7, 1)]})
     seen = []
     while dispatches := [each for each in await store.reclaim() if each.alone]:
         (each,) = dispatches
         seen.append(ranges_of(each.lines))
         await store.finish((await store.open(each)).token, lines_in(seen[-1]), batch_id)
-    assert seen == [[(2, 1)], [(3, 1)], [(6, 2)]]
+    assert seen == [[(6, 1)], [(7, 1)]]
+
+
+async def test_an_executor_that_always_dies_with_its_engine_is_no_endless_story(
+    store: Store,
+) -> None:
+    """No beat ever tells what was in the engine, as when a container dies as a whole."""
+    batch_id = await store.batch(6)
+    (dispatch,) = await store.cut((batch_id, 6))
+    deaths = 0
+    while (await store.get(batch_id)).request_counts.failed == 0:
+        attempt = await store.open(dispatch, incarnation=f"i{deaths}")
+        if 4 in lines_in(ranges_of(attempt.lines)):
+            deaths += 1
+            await store.register(incarnation=f"i{deaths}")
+        else:
+            await store.finish(attempt.token, lines_in(ranges_of(attempt.lines)), batch_id)
+        (dispatch,) = await store.reclaim() or [None]
+        await store.ender.run_once()
+        assert deaths <= 3 + math.ceil(math.log2(6)) + MAX_ATTEMPTS
+    for left in range(3):
+        if dispatch is not None:
+            attempt = await store.open(dispatch, incarnation=f"i{deaths}")
+            await store.finish(attempt.token, lines_in(ranges_of(attempt.lines)), batch_id)
+        (dispatch,) = await store.reclaim() or [None]
+        assert left < 2 or dispatch is None
+    await store.turn()
+    output, error = await store.end_files(batch_id)
+    assert [line["custom_id"] for line in error] == ["r4"]
+    assert len(output) == 5
+
+
+async def test_what_a_frozen_executor_seemed_to_lose_is_not_counted(store: Store) -> None:
+    """However often it freezes: the line is not to blame, as it is alive to tell."""
+    batch_id = await store.batch(1)
+    (dispatch,) = await store.cut((batch_id, 1))
+    attempt = await store.open(dispatch)
+    await store.died({attempt.token: [(0, 1)]}, complete=True)
+    for _ in range(2 * MAX_ATTEMPTS):
+        (alone,) = await store.reclaim()
+        attempt = await store.open(alone)
+        await store.beat({attempt.token: [(0, 1)]})
+        store.clock.advance(16)
+        assert await store.reclaim()
+        # It goes on, and hears that it lost the chunk. Twice, which changes nothing.
+        for _ in range(2):
+            drops = await store.beat({attempt.token: [(0, 1)]})
+            assert drops == {attempt.token: work_pb2.DROP_REASON_SUPERSEDED}
+        store.clock.advance(3)
+        await store.ender.run_once()
+    assert (await store.get(batch_id)).request_counts.failed == 0
+    (alone,) = await store.reclaim()
+    attempt = await store.open(alone)
+    assert attempt.deaths == 1
+    await store.finish(attempt.token, [0], batch_id)
+    await store.turn()
+    assert (await store.get(batch_id)).request_counts.completed == 1
+
+
+async def test_two_executors_with_several_killers_condemn_nobody_else(store: Store) -> None:
+    """Two batches share both engines; each has lines that kill, and lines that never do."""
+    one, two = await store.batch(48), await store.batch(48)
+    killers = {one: {7, 40}, two: {0, 47}}
+    # The two lie in other engines than their neighbours in the file.
+    await store.register("e1", "i0")
+    dispatches = await store.cut((one, 24), (two, 24), (one, 24), (two, 24))
+    halves = [dispatches[0::2], dispatches[1::2]]
+    deaths = 0
+    for executor, mine in enumerate(halves):
+        opened = [await store.open(each, f"e{executor}") for each in mine]
+        started = {each.token: ranges_of(each.lines) for each in opened}
+        await store.died(started, f"e{executor}", complete=True)
+        deaths += 1
+    while waiting := await store.reclaim():
+        for number, dispatch in enumerate(waiting):
+            assert dispatch.alone
+            executor = f"e{(deaths + number) % 2}"
+            attempt = await store.open(dispatch, executor)
+            lines = lines_in(ranges_of(attempt.lines))
+            if killers[dispatch.batch_id] & set(lines):
+                deaths += 1
+                await store.died({attempt.token: ranges_of(attempt.lines)}, executor, complete=True)
+            else:
+                await store.finish(attempt.token, lines, dispatch.batch_id)
+        await store.ender.run_once()
+    assert deaths <= 4 * (math.ceil(math.log2(48)) + 3)
+    await store.turn()
+    for batch_id, expected in killers.items():
+        output, error = await store.end_files(batch_id)
+        assert {line["custom_id"] for line in error} == {f"r{line}" for line in expected}
+        assert len(output) == 48 - len(expected)
 
 
 async def test_a_restarted_executor_gives_up_what_its_last_process_held(store: Store) -> None:
