@@ -34,7 +34,7 @@ _CLOSE_SECONDS: Final = 5.0
 _DELETE_AT_ONCE: Final = 1_000
 _SHOWN_CHARACTERS: Final = 300
 
-_CLIENT: Final[ClientConfig] = {
+_CLIENT: Final["ClientConfig"] = {
     # An endpoint without TLS is used where one is named, and nowhere else.
     "allow_http": True,
     # A part in this time needs 256 KiB/s; a hung server is told from a slow one.
@@ -42,7 +42,7 @@ _CLIENT: Final[ClientConfig] = {
     "connect_timeout": "3s",
     "pool_idle_timeout": "30s",
 }
-_RETRIES: Final[RetryConfig] = {
+_RETRIES: Final["RetryConfig"] = {
     "max_retries": 5,
     "retry_timeout": timedelta(seconds=20),
     "backoff": {

@@ -1,0 +1,338 @@
+"""What every place for blobs promises: the directory, and a bucket over HTTP."""
+
+import asyncio
+import hashlib
+import os
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from services.kit import failpoints
+from services.kit.errors import UnavailableError
+from services.kit.ids import uuid7_hex
+from services.store.blobs import local
+from services.store.blobs.base import BlobMissingError, Blobs
+from services.store.blobs.place import open_blobs
+from services.store.blobs.reader import BlobReader, blob_reader
+from services.store.blobs.s3 import PART_BYTES
+from services.store.settings import StoreSettings
+from tests.kit.eventually import eventually
+from tests.kit.s3_server import BUCKET, PREFIX, Fault, S3Server, s3_server
+from tests.kit.tcp_proxy import TcpProxy
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+MIB = 1024 * 1024
+
+
+@pytest.fixture(scope="module")
+def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with s3_server(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+@dataclass
+class Place:
+    """A place for blobs, and what can be seen of it from outside."""
+
+    blobs: Blobs
+    reader: BlobReader
+    settings: StoreSettings
+
+    def names(self) -> dict[str, int]:
+        return dict(self.reader.names())
+
+
+@pytest.fixture(params=["bucket", "directory"])
+async def place(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Place]:
+    settings = StoreSettings(data_dir=tmp_path / "data")
+    if request.param == "bucket":
+        settings = at_server(request.getfixturevalue("bucket"), monkeypatch)
+    opened = Place(open_blobs(settings), blob_reader(settings), settings)
+    yield opened
+    await opened.blobs.close()
+
+
+def at_server(
+    server: S3Server, monkeypatch: pytest.MonkeyPatch, port: int | None = None
+) -> StoreSettings:
+    """Empty the server's bucket and return the settings of a store that uses it."""
+    server.fault(None)
+    server.empty()
+    for name, value in server.environment(port).items():
+        monkeypatch.setenv(name, value)
+    return StoreSettings(blobs_url=server.url)
+
+
+def new_name(kind: str = "file") -> str:
+    return f"default/{kind}/{uuid7_hex()}"
+
+
+async def pieces(content: bytes, size: int = MIB) -> AsyncIterator[memoryview]:
+    for start in range(0, len(content), size):
+        yield memoryview(content)[start : start + size]
+
+
+@pytest.mark.parametrize(
+    "size", [0, 1, PART_BYTES - 1, PART_BYTES, PART_BYTES + 1, 2 * PART_BYTES, 3 * PART_BYTES + 7]
+)
+async def test_what_is_written_is_read_whole_and_in_ranges(place: Place, size: int) -> None:
+    content = os.urandom(size)
+    whole, streamed = new_name(), new_name()
+    assert await place.blobs.put("test.step", whole, content) == size
+    assert await place.blobs.put("test.step", streamed, pieces(content, 700_001)) == size
+    assert place.names() == {whole: size, streamed: size}
+    for name in (whole, streamed):
+        read = await place.blobs.read(name, 0, size + 1)
+        assert type(read) is bytes
+        assert hashlib.sha256(read).digest() == hashlib.sha256(content).digest()
+        middle = size // 2
+        assert await place.blobs.read(name, middle, 100) == content[middle : middle + 100]
+        # Past the end there is nothing, which is not the same as no blob.
+        assert await place.blobs.read(name, size, 10) == b""
+        assert await place.blobs.read(name, size + 5, 10) == b""
+        assert await place.blobs.read(name, 0, 0) == b""
+        assert place.reader.size(name) == size
+        assert place.reader.read(name, middle, 100) == content[middle : middle + 100]
+
+
+async def test_a_blob_that_is_not_there(place: Place) -> None:
+    name = new_name()
+    with pytest.raises(BlobMissingError):
+        await place.blobs.read(name, 0, 10)
+    with pytest.raises(BlobMissingError):
+        place.reader.read(name, 0, 10)
+    assert place.reader.size(name) is None
+    await place.blobs.delete("test.step", name)
+
+
+async def test_many_are_deleted_at_once_and_again(place: Place) -> None:
+    names = [new_name() for _ in range(20)]
+    for name in names:
+        await place.blobs.put("test.step", name, b"x")
+    await place.blobs.delete("test.step", *names[:15], new_name())
+    assert place.names() == dict.fromkeys(names[15:], 1)
+    await place.blobs.delete("test.step", *names)
+    await place.blobs.delete("test.step")
+    assert place.names() == {}
+
+
+@pytest.mark.parametrize("before", [0, MIB, 3 * PART_BYTES])
+async def test_content_that_fails_leaves_nothing(place: Place, before: int) -> None:
+    async def failing() -> AsyncIterator[memoryview]:
+        async for piece in pieces(os.urandom(before)):
+            yield piece
+        raise LookupError("mine")
+
+    with pytest.raises(LookupError, match="mine"):
+        await place.blobs.put("test.step", new_name(), failing())
+    await place.blobs.close()
+    assert place.names() == {}
+    assert place.reader.unfinished() == 0
+
+
+async def test_a_put_that_is_cancelled_leaves_nothing(
+    place: Place, request: pytest.FixtureRequest
+) -> None:
+    waits = asyncio.Event()
+
+    async def endless() -> AsyncIterator[memoryview]:
+        async for piece in pieces(os.urandom(3 * PART_BYTES)):
+            yield piece
+        waits.set()
+        await asyncio.Event().wait()
+
+    put = asyncio.create_task(place.blobs.put("test.step", new_name(), endless()))
+    await waits.wait()
+    put.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await put
+    await place.blobs.close()
+    assert place.names() == {}
+    assert place.reader.unfinished() == 0
+    if place.settings.blobs_url:
+        assert request.getfixturevalue("bucket").unfinished() == []
+
+
+async def test_both_places_pass_the_failpoints(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passed: list[str] = []
+    monkeypatch.setattr(failpoints, "before", lambda step: passed.append(f"{step}:before"))
+    monkeypatch.setattr(failpoints, "after", lambda step: passed.append(f"{step}:after"))
+    name = new_name()
+    await place.blobs.put("test.put", name, b"x")
+    await place.blobs.delete("test.delete", name)
+    assert passed == [
+        "test.put:before",
+        "test.put:after",
+        "test.delete:before",
+        "test.delete:after",
+    ]
+
+
+def test_no_place_writes_or_deletes_past_the_failpoints() -> None:
+    from services.store.blobs.s3 import S3Blobs
+
+    for kind in (local.LocalBlobs, S3Blobs):
+        assert issubclass(kind, Blobs)
+        assert not {"put", "delete"} & set(vars(kind)), "those of `Blobs` pass the failpoints"
+
+
+# --- a bucket's faults ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def remote(
+    bucket: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[Blobs, S3Server]]:
+    blobs = open_blobs(at_server(bucket, monkeypatch))
+    yield blobs, bucket
+    bucket.fault(None)
+    await blobs.close()
+
+
+BUSY = Fault(times=2)
+BROKEN = Fault(status=500, code="InternalError", times=2)
+
+
+@pytest.mark.parametrize("fault", [BUSY, BROKEN], ids=["busy", "broken"])
+async def test_a_short_fault_is_not_seen(remote: tuple[Blobs, S3Server], fault: Fault) -> None:
+    blobs, server = remote
+    small, large = new_name(), new_name()
+    content = os.urandom(2 * PART_BYTES + 1)
+    server.fault(fault)
+    await blobs.put("test.step", small, b"small")
+    server.fault(fault)
+    await blobs.put("test.step", large, pieces(content))
+    server.fault(fault)
+    assert await blobs.read(large, 0, len(content)) == content
+    server.fault(fault)
+    await blobs.delete("test.step", small, large)
+    assert server.objects() == {}
+
+
+async def test_an_answer_that_is_lost_makes_no_second_blob(
+    remote: tuple[Blobs, S3Server],
+) -> None:
+    blobs, server = remote
+    small, large = new_name(), new_name()
+    content = os.urandom(2 * PART_BYTES + 1)
+    server.fault(Fault(status=500, code="InternalError", method="PUT", times=1, done=True))
+    await blobs.put("test.step", small, b"small")
+    server.fault(
+        Fault(status=500, code="InternalError", method="POST", query="uploadId", times=1, done=True)
+    )
+    await blobs.put("test.step", large, pieces(content))
+    assert server.objects() == {small: 5, large: len(content)}
+    assert await blobs.read(large, 0, len(content)) == content
+
+
+async def test_a_name_is_never_written_over(remote: tuple[Blobs, S3Server]) -> None:
+    blobs, _ = remote
+    name = new_name()
+    await blobs.put("test.step", name, b"first")
+    with pytest.raises(UnavailableError):
+        await blobs.put("test.step", name, b"other")
+    assert await blobs.read(name, 0, 10) == b"first"
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault(status=503, code="SlowDown"),
+        Fault(status=403, code="AccessDenied"),
+        Fault(status=404, code="NoSuchBucket"),
+    ],
+    ids=lambda fault: fault.code,
+)
+async def test_a_long_fault_says_to_come_back_and_is_no_missing_blob(
+    remote: tuple[Blobs, S3Server], fault: Fault
+) -> None:
+    blobs, server = remote
+    name, lost = new_name(), new_name()
+    await blobs.put("test.step", name, b"there")
+    server.fault(fault)
+    failed = await asyncio.gather(
+        blobs.read(name, 0, 5),
+        blobs.put("test.step", lost, b"small"),
+        blobs.put("test.step", lost, pieces(os.urandom(2 * PART_BYTES))),
+        blobs.delete("test.step", name),
+        return_exceptions=True,
+    )
+    for error in failed:
+        if fault.code == "NoSuchBucket" and error is None:
+            continue
+        assert isinstance(error, UnavailableError), error
+        assert error.retry_after_seconds is not None
+        assert 0 < error.retry_after_seconds <= 60
+    server.fault(None)
+    assert await blobs.read(name, 0, 5) == b"there"
+    assert server.objects() == {name: 5}
+    await blobs.put("test.step", lost, b"again")
+
+
+async def test_a_server_that_is_away_for_a_moment(
+    bucket: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with TcpProxy(bucket.port) as proxy:
+        blobs = open_blobs(at_server(bucket, monkeypatch, proxy.port))
+        name = new_name()
+        content = os.urandom(4 * PART_BYTES)
+
+        async def slowly() -> AsyncIterator[memoryview]:
+            yield memoryview(content)[: 2 * PART_BYTES]
+            await eventually(lambda: proxy.sent > PART_BYTES)
+            proxy.cut()
+            yield memoryview(content)[2 * PART_BYTES :]
+
+        try:
+            await blobs.put("test.step", name, slowly())
+        except UnavailableError:
+            await eventually(lambda: bucket.objects() == {})
+            await blobs.put("test.step", name, pieces(content))
+        assert await blobs.read(name, 0, len(content)) == content
+        await blobs.close()
+
+
+# --- a shared directory ---------------------------------------------------------------------------
+
+
+async def test_who_starts_leaves_what_others_are_writing(tmp_path: Path) -> None:
+    settings = StoreSettings(data_dir=tmp_path)
+    one = open_blobs(settings)
+    (tmp_path / "blobs" / "tmp" / "of-the-dead").write_bytes(b"half")
+    name, content = new_name(), os.urandom(MIB)
+    half, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slowly() -> AsyncIterator[memoryview]:
+        yield memoryview(content)[:1000]
+        half.set()
+        await go_on.wait()
+        yield memoryview(content)[1000:]
+
+    put = asyncio.create_task(one.put("test.step", name, slowly()))
+    await half.wait()
+    reader = blob_reader(settings)
+    assert reader.unfinished() == 2
+    other = open_blobs(settings)
+    assert reader.unfinished() == 1
+    go_on.set()
+    await put
+    assert await other.read(name, 0, 2 * MIB) == content
+    assert reader.unfinished() == 0
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://", f"http://{BUCKET}", "relative", "s3://key:secret@b", f"s3://b/{PREFIX}?x=1"]
+)
+def test_a_setting_that_names_no_place_is_refused_and_not_shown(url: str) -> None:
+    from services.kit.settings import SettingsError
+
+    with pytest.raises(SettingsError, match="NIGHTSHIFT_STORE_BLOBS_URL must be") as error:
+        open_blobs(StoreSettings(blobs_url=url))
+    assert "secret" not in str(error.value)
