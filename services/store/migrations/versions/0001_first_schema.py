@@ -135,7 +135,7 @@ def upgrade() -> None:
         ),
         sa.Column("model", sa.String(length=512), nullable=True),
         sa.Column("pool_id", sa.String(length=64), nullable=True),
-        sa.Column("mixed", sa.Boolean(), server_default=sa.text("0"), nullable=False),
+        sa.Column("mixed", sa.Boolean(), server_default=sa.false(), nullable=False),
         sa.Column("input_parts", sa.JSON(), nullable=True),
         sa.Column("index_blob", sa.String(length=200), nullable=True),
         sa.Column("errors", sa.JSON(), nullable=True),

@@ -1,0 +1,36 @@
+"""What the two databases do differently: connections, the head of a transaction, faults."""
+
+import sqlalchemy as sa
+from sqlalchemy.exc import ArgumentError
+
+from services.kit.settings import SettingsError
+from services.store.sql.dialect import Dialect
+from services.store.sql.sqlite import Sqlite
+
+_POSTGRES = ("postgresql", "postgres", "postgresql+psycopg")
+
+
+def open_dialect(url: str, *, durable: bool) -> Dialect:
+    """Return what works on the database of a URL; nothing is connected yet.
+
+    Raises:
+        SettingsError: it is no URL of PostgreSQL or SQLite; without its text, since it may hold a
+            password.
+    """
+    try:
+        parsed = sa.make_url(url)
+    except ArgumentError:
+        raise SettingsError(
+            "NIGHTSHIFT_STORE_DATABASE_URL is no URL such as postgresql://USER@HOST/DATABASE"
+        ) from None
+    if parsed.drivername in {"sqlite", "sqlite+pysqlite"}:
+        return Sqlite(parsed, durable=durable)
+    if parsed.drivername in _POSTGRES:
+        # Imported where it is used: the embedded store has no need of its 10 MiB.
+        from services.store.sql.postgres import Postgres
+
+        return Postgres(parsed.set(drivername="postgresql+psycopg"), durable=durable)
+    raise SettingsError(
+        f"NIGHTSHIFT_STORE_DATABASE_URL begins with {parsed.drivername}; the store works on "
+        "postgresql://… and sqlite:///…"
+    )

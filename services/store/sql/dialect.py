@@ -1,0 +1,66 @@
+"""The seam between the store's statements and the database that they run on."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import sqlalchemy as sa
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What the head of a write transaction has learned.
+
+    Attributes:
+        seconds: the database's time since the epoch; None where it is this machine's.
+        transaction: names the transaction, so that its end can be asked for later; None where an
+            end is never in doubt.
+    """
+
+    seconds: float | None = None
+    transaction: str | None = None
+
+
+class Dialect(Protocol):
+    """A kind of database. Write transactions are serial on each, also those of several stores."""
+
+    #: What this store's leases on rows are held by.
+    holder: str
+
+    def writer(self) -> sa.Engine:
+        """Return an engine of one connection, whose transactions begin as write transactions."""
+        ...
+
+    def readers(self, size: int) -> sa.Engine:
+        """Return an engine of `size` connections, whose transactions see one snapshot each."""
+        ...
+
+    def head(self, connection: sa.Connection) -> Head:
+        """Return what the open write transaction of `connection` began with."""
+        ...
+
+    def committed(self, connection: sa.Connection, transaction: str) -> bool | None:
+        """Tell whether an earlier transaction was committed; None if nobody knows any more.
+
+        To be asked in a later write transaction, when the earlier one has ended for certain.
+        """
+        ...
+
+    def others_dead(self, connection: sa.Connection, holder: Any) -> sa.ColumnElement[bool]:
+        """Return the condition that the column `holder` names a store that is dead for certain."""
+        ...
+
+    def pulse(self) -> float | None:
+        """Show that this store lives, and return the database's time as `Head` does."""
+        ...
+
+    def check(self, connection: sa.Connection) -> None:
+        """Refuse a database that the store cannot work on.
+
+        Raises:
+            SettingsError: its version or encoding; the message says what to change.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close what `pulse` holds."""
+        ...

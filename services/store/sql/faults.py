@@ -1,0 +1,70 @@
+"""Which faults of a database pass by themselves, so that the same work is worth doing again."""
+
+from typing import Final
+
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+
+from services.kit.errors import InvalidRequestError, UnavailableError
+
+RETRY_AFTER_SECONDS: Final = 1
+
+# Classes of PostgreSQL's codes: connections, transactions undone, resources, the operator, the
+# system. Then single ones: ended while idle or for its length, lock not got in time, a standby.
+_PASSING_CLASSES: Final = ("08", "40", "53", "57", "58")
+_PASSING_STATES: Final = frozenset({"25P03", "25P04", "55P03", "25006"})
+_DATA_CLASS: Final = "22"
+
+# SQLite's primary codes: busy, locked, no memory, I/O, full, cannot open, locking protocol.
+_PASSING_SQLITE: Final = frozenset({5, 6, 7, 10, 13, 14, 15})
+
+
+def may_pass(error: BaseException) -> bool:
+    """Tell whether doing the whole transaction again can help, at once or later."""
+    if not isinstance(error, DBAPIError):
+        return False
+    if error.connection_invalidated:
+        return True
+    state = _sqlstate(error)
+    if state is not None:
+        return state.startswith(_PASSING_CLASSES) or state in _PASSING_STATES
+    code = getattr(error.orig, "sqlite_errorcode", None)
+    if code is not None:
+        return code & 0xFF in _PASSING_SQLITE
+    # Without a code it is the client's own: no connection, or none any more.
+    return isinstance(error, OperationalError | InterfaceError)
+
+
+def unavailable(error: BaseException) -> UnavailableError:
+    """Return what callers are told of a fault that did not pass in time; the log has the rest."""
+    if isinstance(error, UnavailableError):
+        return error
+    full = _sqlstate(error) == "53100" or _sqlite_code(error) == 13
+    why = "has no room left" if full else "cannot be reached or written right now"
+    return UnavailableError(
+        f"The database {why}; try again.", retry_after_seconds=RETRY_AFTER_SECONDS
+    )
+
+
+def told(error: BaseException) -> BaseException:
+    """Return a statement's failure as its caller is told of it."""
+    if may_pass(error):
+        return unavailable(error)
+    if (_sqlstate(error) or "").startswith(_DATA_CLASS):
+        return InvalidRequestError("A value of this request is longer or larger than can be kept.")
+    return error
+
+
+def summary(error: BaseException) -> str:
+    """Return the first line of a fault, for the log; no statement, no values, no address."""
+    original = getattr(error, "orig", None) or error
+    return f"{type(original).__name__}: {original}".splitlines()[0][:300]
+
+
+def _sqlstate(error: BaseException) -> str | None:
+    state: str | None = getattr(getattr(error, "orig", None), "sqlstate", None)
+    return state
+
+
+def _sqlite_code(error: BaseException) -> int | None:
+    code: int | None = getattr(getattr(error, "orig", None), "sqlite_errorcode", None)
+    return None if code is None else code & 0xFF

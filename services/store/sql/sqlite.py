@@ -1,0 +1,75 @@
+"""SQLite: one file, one store, one writer by nature."""
+
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy.pool import QueuePool
+
+from services.kit.ids import uuid7_hex
+from services.store.sql.dialect import Head
+
+BUSY_MS: Final = 3_000
+"""How long another process may hold the file's lock before that is a fault."""
+
+
+class Sqlite:
+    """An SQLite file in WAL mode; see `Dialect`."""
+
+    def __init__(self, url: sa.URL, *, durable: bool) -> None:
+        """Use the file that `url` names; `durable` syncs each commit."""
+        self.holder = uuid7_hex()
+        self._url = url
+        self._synchronous = "FULL" if durable else "NORMAL"
+
+    def writer(self) -> sa.Engine:
+        """See `Dialect`."""
+        return self._engine(1, "BEGIN IMMEDIATE")
+
+    def readers(self, size: int) -> sa.Engine:
+        """See `Dialect`."""
+        return self._engine(size, "BEGIN")
+
+    def _engine(self, size: int, begin: str) -> sa.Engine:
+        engine = sa.create_engine(self._url, poolclass=QueuePool, pool_size=size, max_overflow=0)
+
+        @sa.event.listens_for(engine, "connect")
+        def prepare(connection: Any, _record: Any) -> None:
+            # The driver's own transaction handling loses updates; we say BEGIN ourselves.
+            connection.isolation_level = None
+            for pragma in (
+                # First, since the others may have to wait too.
+                f"busy_timeout={BUSY_MS}",
+                "journal_mode=WAL",
+                f"synchronous={self._synchronous}",
+                "foreign_keys=ON",
+            ):
+                connection.execute(f"PRAGMA {pragma}").close()
+
+        @sa.event.listens_for(engine, "begin")
+        def start(connection: sa.Connection) -> None:
+            connection.exec_driver_sql(begin)
+
+        return engine
+
+    def head(self, connection: sa.Connection) -> Head:
+        """See `Dialect`."""
+        return Head()
+
+    def committed(self, connection: sa.Connection, transaction: str) -> bool | None:
+        """See `Dialect`; never asked, since a commit here ends in success or not at all."""
+        return None
+
+    def others_dead(self, connection: sa.Connection, holder: Any) -> sa.ColumnElement[bool]:
+        """See `Dialect`: only one store works on a file, so whoever else held a row is dead."""
+        dead: sa.ColumnElement[bool] = holder != self.holder
+        return dead
+
+    def pulse(self) -> float | None:
+        """See `Dialect`."""
+        return None
+
+    def check(self, connection: sa.Connection) -> None:
+        """See `Dialect`."""
+
+    def close(self) -> None:
+        """See `Dialect`."""
