@@ -1,47 +1,45 @@
 """gRPC transport: the only place that knows channels, servers and the policy of each call."""
 
 import asyncio
-import functools
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from services.kit import telemetry
-from services.kit.frames import FRAME_BYTES
+from services.kit.channels import KEEPALIVE_SECONDS, OPTIONS, open_channel
+from services.kit.policies import POLICIES, CallPolicy
 
-KEEPALIVE_SECONDS: Final = 10
-"""Both sides of a connection: a client that pings faster than the server allows is cut off."""
-
-_OPTIONS: Final[list[tuple[str, Any]]] = [
-    ("grpc.keepalive_time_ms", KEEPALIVE_SECONDS * 1000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.max_receive_message_length", 4 * FRAME_BYTES),
-    ("grpc.max_send_message_length", 4 * FRAME_BYTES),
-    # Left to itself, the receiver widens a stream's window far beyond what is being read: four
-    # uploads to a busy store held 330 MiB (measured), with this 60 MiB and at the same speed.
-    ("grpc.http2.bdp_probe", 0),
-    ("grpc.http2.lookahead_bytes", FRAME_BYTES),
+__all__ = [
+    "API_KEY_ID_KEY",
+    "IDEMPOTENCY_KEY",
+    "KEEPALIVE_SECONDS",
+    "POLICIES",
+    "PROJECT_KEY",
+    "REQUEST_KEY",
+    "SECRET_KEY",
+    "CallFault",
+    "CallPolicy",
+    "Channel",
+    "RunningServer",
+    "ServiceEntry",
+    "StreamEnd",
+    "is_serving",
+    "metadata",
+    "open_channel",
+    "start_server",
 ]
+
 _SERVER_OPTIONS: Final[list[tuple[str, Any]]] = [
-    *_OPTIONS,
+    *OPTIONS,
     # Without this a second process binds the same port and calls hang.
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_SECONDS * 500),
     ("grpc.keepalive_permit_without_calls", 1),
 ]
-_CHANNEL_OPTIONS: Final[list[tuple[str, Any]]] = [
-    *_OPTIONS,
-    # The default backoff grows to minutes; recovery is budgeted in seconds.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 250),
-    ("grpc.keepalive_permit_without_calls", 1),
-]
-
 
 Channel = grpc.aio.Channel
 
@@ -62,105 +60,6 @@ class ServiceEntry:
     full_name: str
     servicer: Any
     add: Callable[[Any, Any], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallPolicy:
-    """How one RPC is called.
-
-    Attributes:
-        timeout_seconds: deadline of a unary call; None for streams, which have an idle limit.
-        repeatable: whether UNAVAILABLE may be retried without doing something twice.
-    """
-
-    timeout_seconds: float | None
-    repeatable: bool
-
-
-_READ: Final = CallPolicy(timeout_seconds=10, repeatable=True)
-_WRITE: Final = CallPolicy(timeout_seconds=10, repeatable=False)
-_STREAM: Final = CallPolicy(timeout_seconds=None, repeatable=False)
-
-POLICIES: Final[dict[tuple[str, str], CallPolicy]] = {
-    ("Files", "UploadFile"): _STREAM,
-    ("Files", "GetFile"): _READ,
-    ("Files", "ListFiles"): _READ,
-    ("Files", "DeleteFile"): _WRITE,
-    ("Files", "ReadFile"): _STREAM,
-    ("Uploads", "CreateUpload"): _WRITE,
-    ("Uploads", "AddUploadPart"): _STREAM,
-    # Reads all of the content where an MD5 is to be checked; answers the same when repeated.
-    ("Uploads", "CompleteUpload"): CallPolicy(timeout_seconds=600, repeatable=True),
-    ("Uploads", "CancelUpload"): _WRITE,
-    ("Batches", "CreateBatch"): _WRITE,
-    ("Batches", "GetBatch"): _READ,
-    ("Batches", "ListBatches"): _READ,
-    ("Batches", "CancelBatch"): CallPolicy(timeout_seconds=10, repeatable=True),
-    ("Batches", "GetUsage"): _READ,
-    ("Events", "WatchBatch"): _STREAM,
-    # It waits up to 20 s for something to happen.
-    ("Events", "ReadBatchEvents"): CallPolicy(timeout_seconds=30, repeatable=True),
-    ("Models", "ListModels"): _READ,
-    ("Models", "GetModel"): _READ,
-    ("Admin", "PutModels"): CallPolicy(timeout_seconds=10, repeatable=True),
-    ("Admin", "DeleteModel"): _WRITE,
-    ("Admin", "CreateKey"): _WRITE,
-    ("Admin", "ListKeys"): _READ,
-    ("Admin", "RevokeKey"): CallPolicy(timeout_seconds=10, repeatable=True),
-    ("Admin", "LookUpKey"): CallPolicy(timeout_seconds=5, repeatable=True),
-    ("Admin", "ListUsage"): _READ,
-    ("Webhooks", "CreateWebhookEndpoint"): _WRITE,
-    ("Webhooks", "GetWebhookEndpoint"): _READ,
-    ("Webhooks", "ListWebhookEndpoints"): _READ,
-    ("Webhooks", "UpdateWebhookEndpoint"): CallPolicy(timeout_seconds=10, repeatable=True),
-    ("Webhooks", "DeleteWebhookEndpoint"): _WRITE,
-    ("Webhooks", "RotateWebhookSecret"): _WRITE,
-    # Longer than its receiver is given.
-    ("Webhooks", "TestWebhookEndpoint"): CallPolicy(timeout_seconds=30, repeatable=False),
-    ("Webhooks", "ListWebhookEventTypes"): _READ,
-    ("Webhooks", "ListWebhookDeliveries"): _READ,
-    ("Webhooks", "RedeliverWebhook"): CallPolicy(timeout_seconds=10, repeatable=True),
-    ("Work", "Lead"): CallPolicy(timeout_seconds=2, repeatable=True),
-    ("Work", "Resign"): CallPolicy(timeout_seconds=1, repeatable=True),
-    ("Work", "GetWindow"): _READ,
-    # A lost answer leaves chunks that reclaiming finds again: repeating would cut further ones.
-    ("Work", "CutChunks"): _WRITE,
-    ("Work", "ReportPools"): CallPolicy(timeout_seconds=5, repeatable=True),
-    ("Work", "ReclaimChunks"): _WRITE,
-    ("Work", "RegisterExecutor"): CallPolicy(timeout_seconds=10, repeatable=True),
-    ("Work", "OpenAttempt"): CallPolicy(timeout_seconds=5, repeatable=True),
-    ("Work", "ReadLines"): _STREAM,
-    ("Work", "AppendResults"): _STREAM,
-    ("Work", "Beat"): CallPolicy(timeout_seconds=2, repeatable=True),
-    ("Work", "HandBack"): CallPolicy(timeout_seconds=5, repeatable=True),
-    ("Work", "ReportDeath"): CallPolicy(timeout_seconds=10, repeatable=True),
-}
-"""One row for each RPC; a test holds it against the protos."""
-
-
-def _service_config() -> str:
-    methods: list[dict[str, Any]] = []
-    for (service, method), policy in POLICIES.items():
-        config: dict[str, Any] = {
-            "name": [{"service": f"nightshift.v1.{service}", "method": method}],
-        }
-        if policy.timeout_seconds is not None:
-            # A restarting service is waited for, up to the deadline; a call that never left is
-            # safe to send later whatever it does.
-            config["waitForReady"] = True
-        if policy.repeatable:
-            config["retryPolicy"] = {
-                "maxAttempts": 5,
-                "initialBackoff": "0.05s",
-                "maxBackoff": "1s",
-                "backoffMultiplier": 3,
-                "retryableStatusCodes": ["UNAVAILABLE"],
-            }
-        methods.append(config)
-    return json.dumps({"methodConfig": methods})
-
-
-_SERVICE_CONFIG: Final = _service_config()
 
 
 def metadata(
@@ -192,73 +91,6 @@ def metadata(
     if traceparent:
         pairs.append(("traceparent", traceparent))
     return tuple(pairs)
-
-
-class _DeadlineChannel(grpc.aio.Channel):
-    """A channel on which every unary call has the deadline of its policy.
-
-    Not by the service config's `timeout`: grpc reckons that one from the processor's cycle counter,
-    and the error of its calibration grows with the machine's uptime. Measured half an hour after
-    boot: deadlines 1.1 to 1.4 s early, so that a call with one second failed at once, unsent.
-    """
-
-    def __init__(self, inner: grpc.aio.Channel) -> None:
-        """Call over `inner`."""
-        self._inner = inner
-
-    def unary_unary(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Return the call of a method, with its deadline as the default."""
-        call: Any = self._inner.unary_unary(method, *args, **kwargs)
-        service, _, name = method.lstrip("/").partition("/")
-        policy = POLICIES.get((service.rpartition(".")[2], name))
-        if policy is None or policy.timeout_seconds is None:
-            return call
-        return functools.partial(call, timeout=policy.timeout_seconds)
-
-    def unary_stream(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the call of a method that streams answers."""
-        return self._inner.unary_stream(*args, **kwargs)
-
-    def stream_unary(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the call of a method that takes a stream."""
-        return self._inner.stream_unary(*args, **kwargs)
-
-    def stream_stream(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the call of a method that streams both ways."""
-        return self._inner.stream_stream(*args, **kwargs)
-
-    async def __aenter__(self) -> Self:
-        """Return itself."""
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        """Close it."""
-        await self.close()
-
-    async def close(self, grace: float | None = None) -> None:
-        """End what runs after `grace` seconds, and disconnect."""
-        await self._inner.close(grace)
-
-    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
-        """Return the state of the connection."""
-        return self._inner.get_state(try_to_connect)
-
-    async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
-        """Wait until the state differs."""
-        await self._inner.wait_for_state_change(last_observed_state)
-
-    async def channel_ready(self) -> None:
-        """Wait for the connection."""
-        await self._inner.channel_ready()
-
-
-def open_channel(target: str) -> grpc.aio.Channel:
-    """Open a channel to `host:port`; it belongs to the running loop and is closed by the caller."""
-    return _DeadlineChannel(
-        grpc.aio.insecure_channel(
-            target, options=[*_CHANNEL_OPTIONS, ("grpc.service_config", _SERVICE_CONFIG)]
-        )
-    )
 
 
 @dataclass(frozen=True, slots=True)
