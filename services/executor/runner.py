@@ -1,6 +1,6 @@
 """Feeds the engine: keeps its seats full from all attempts at once, earlier ones first.
 
-Everything here runs in one event loop and never blocks it for longer than one slice of lines.
+All of it runs in one event loop and never blocks it for longer than one slice of lines.
 """
 
 import asyncio
@@ -39,6 +39,8 @@ SLICE_LINES: Final = 64
 """Lines given to an engine before others may use the loop."""
 STEP_SECONDS: Final = 0.5
 """An engine without a step for longer may hang; whether it does shows later."""
+STOOD_STILL_SECONDS: Final = 2.0
+"""Lines are looked at each second; where it took longer, this process stood still."""
 ABORT_SECONDS: Final = 5.0
 """Bound on waiting for an engine to let aborted lines go; the watchdog sees to the rest."""
 
@@ -101,6 +103,7 @@ class Runner:
         self._accepting = True
         self._speed = Speed(1)
         self._measured_at = clock.monotonic()
+        self._looked_at = self._measured_at
         self.answered = 0
         """Lines that got a result, since the start of this process."""
 
@@ -190,9 +193,10 @@ class Runner:
         Not while the engine makes no step: that is the engine's fault and not theirs. It goes on,
         or is declared dead, and then they run again.
         """
+        now = self._clock.monotonic()
+        self._forgive(now)
         if self._engine is None or self._engine.stalled_seconds() > self._longest_step_seconds:
             return
-        now = self._clock.monotonic()
         expired: list[Running] = []
         # All have the same limit, so the first to enter is the first to expire.
         for running in self._running.values():
@@ -210,6 +214,12 @@ class Runner:
         if expired:
             _log.warning("lines_timed_out", lines=len(expired))
             await self._abort([running.request_id for running in expired])
+
+    def _forgive(self, now: float) -> None:
+        """Count no time in which this process was stopped, and the engine with it, to any line."""
+        late, self._looked_at = now - self._looked_at, now
+        for running in self._running.values() if late > STOOD_STILL_SECONDS else ():
+            running.started_at += late
 
     async def run(self) -> None:
         """Feed the engine until cancelled."""

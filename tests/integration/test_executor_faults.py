@@ -154,6 +154,21 @@ async def test_a_hung_engine_times_no_line_out(fleet: Fleet) -> None:
     assert not fleet.work.frames
 
 
+async def test_a_process_that_was_stopped_times_no_line_out(fleet: Fleet) -> None:
+    """What passes while it is frozen is not time that its lines had in the engine."""
+    chunk = fleet.work.add_chunk(
+        [chat_line("slow", x_simulate={"delay_ms": 3_500})], pool_id=POOL, first=0
+    )
+    await fleet.publish(chunk)
+    executor = await fleet.start(line_timeout_seconds=2.0)
+    await eventually(lambda: executor.runner.in_flight == 1)
+    # Stands in for SIGSTOP: nothing of the process runs meanwhile.
+    time.sleep(2.6)  # noqa: ASYNC251
+    await fleet.settled()
+    [chunk_done] = fleet.work.chunks.values()
+    assert chunk_done.answers()["slow"]["response"]["status_code"] == 200
+
+
 async def test_suspects_have_the_engine_to_themselves(fleet: Fleet) -> None:
     slow = fleet.work.add_chunk(
         [chat_line("slow", x_simulate={"delay_ms": 700})], pool_id=POOL, first=0
