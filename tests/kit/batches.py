@@ -148,7 +148,7 @@ class Watch:
             if not self._through_faults:
                 raise
             return None
-        _check_step(self.batch, now)
+        check_step(self.batch, now)
         self.batch = now
         return now
 
@@ -180,7 +180,7 @@ class Watch:
         return self.batch
 
 
-def _check_step(before: Batch, after: Batch) -> None:
+def check_step(before: Batch, after: Batch) -> None:
     reachable = {before.status}
     fresh = set(reachable)
     while fresh:

@@ -1,0 +1,20 @@
+"""The stacks that rounds are played on, by name."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from tests.chaos.embedded import EmbeddedSystem
+from tests.chaos.workload import LINE_TIMEOUT_SECONDS, SHORT_WINDOWS
+from tests.kit.system import System
+
+SETTINGS: Final[Mapping[str, str]] = {
+    "NIGHTSHIFT_GATEWAY_COMPLETION_WINDOWS": ",".join(("24h", *SHORT_WINDOWS)),
+    "NIGHTSHIFT_EXECUTOR_LINE_TIMEOUT_SECONDS": str(LINE_TIMEOUT_SECONDS),
+    "NIGHTSHIFT_EXECUTOR_DRAIN_SECONDS": "3",
+}
+"""What the services of a round are told."""
+
+STACKS: Final[Mapping[str, Callable[[Path, Mapping[str, str]], System]]] = {
+    "embedded": EmbeddedSystem,
+}

@@ -1,0 +1,188 @@
+"""After a round: every invariant, looked at from outside through the API and the engines' notes."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import openai
+from openai import AsyncOpenAI
+from openai.types import Batch, FileObject
+
+from services.executor.room import room_of
+from tests.chaos.ledger import Client, Entry, Ledger, Violation
+from tests.chaos.workload import check_line
+from tests.kit.batches import Outcome, ids, jsonl, outcome
+from tests.kit.started_lines import Started, executions
+
+PAGE: Final = 100
+SEATS: Final = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """What a round came to.
+
+    Attributes:
+        batches: batches checked.
+        lines: lines checked.
+        executed: lines that some engine started.
+        twice: of those, the ones that were started anew.
+        again: how often lines were started anew, in all.
+    """
+
+    batches: int
+    lines: int
+    executed: int
+    twice: int
+    again: int
+
+
+async def verify(
+    client: Client, ledger: Ledger, started: Sequence[Started], executors_hit: int
+) -> Account:
+    """Check all that was acknowledged, and what is listed.
+
+    Args:
+        client: asks, as it did before.
+        ledger: what was acknowledged.
+        started: what engines noted.
+        executors_hit: how often an executor was hit, over all faults.
+
+    Raises:
+        Violation, AssertionError: something is lost, twice, or not as it must be.
+    """
+    batches = await _all(client, lambda api, after: api.batches.list(limit=PAGE, after=after))
+    files = await _all(client, lambda api, after: api.files.list(limit=PAGE, after=after))
+    by_id = _once("batch", batches)
+    _once("file", files)
+    _check_keys(ledger, batches)
+    lines = 0
+    checked: list[Batch] = []
+    for entry in ledger.entries:
+        if entry.file_id:
+            await _check_input(client, entry)
+        if entry.batch_id:
+            checked.append(await _check_batch(client, entry, by_id[entry.batch_id]))
+            lines += len(entry.order.lines)
+    _check_listed(batches, files)
+    return _count(started, checked, lines, executors_hit)
+
+
+async def _all(client: Client, page: Callable[..., Any]) -> list[Any]:
+    found: list[Any] = []
+    while True:
+        after = found[-1].id if found else openai.omit
+
+        async def one(api: AsyncOpenAI, after: Any = after) -> Any:
+            return await page(api, after)
+
+        data = (await client.insist(one)).data
+        found += data
+        if len(data) < PAGE:
+            return found
+
+
+def _once(what: str, listed: Iterable[Any]) -> dict[str, Any]:
+    counted = Counter(each.id for each in listed)
+    twice = [each for each, count in counted.items() if count > 1]
+    if twice:
+        raise Violation(f"listed twice: {what} {twice}")
+    return {each.id: each for each in listed}
+
+
+def _check_keys(ledger: Ledger, batches: Sequence[Batch]) -> None:
+    """Nothing acknowledged is missing, nothing stands there twice under one key."""
+    listed: dict[str, list[str]] = {}
+    for batch in batches:
+        listed.setdefault((batch.metadata or {}).get("key", ""), []).append(batch.id)
+    for entry in ledger.entries:
+        found = listed.pop(entry.key, [])
+        if entry.batch_id and found != [entry.batch_id]:
+            raise Violation(f"{entry.key} was acknowledged as {entry.batch_id}; there is {found}")
+        if len(found) > entry.asked:
+            raise Violation(f"{entry.key} was made {len(found)} times: {found}")
+    if listed:
+        raise Violation(f"batches that nobody asked for: {listed}")
+
+
+async def _check_input(client: Client, entry: Entry) -> None:
+    content = await client.insist(lambda api: api.files.content(entry.file_id))
+    if content.content != jsonl(entry.order.lines):
+        raise Violation(f"{entry.file_id} of {entry.key} is not what was uploaded")
+
+
+async def _check_batch(client: Client, entry: Entry, listed: Batch) -> Batch:
+    batch = await client.insist(lambda api: api.batches.retrieve(entry.batch_id))
+    if batch.to_dict() != listed.to_dict():
+        raise Violation(f"listed as {listed}, but it is {batch}")
+    _check_end(entry, batch)
+    if batch.status == "failed":
+        assert batch.errors is not None, batch
+        assert batch.errors.data, batch
+        return batch
+    try:
+        lines = ids(entry.order.lines)
+        found = await client.insist(lambda api: outcome(api, batch, lines))
+        _check_lines(entry, found)
+    except AssertionError as wrong:
+        wrong.add_note(f"{entry.key}: {batch}")
+        raise
+    return batch
+
+
+def _check_end(entry: Entry, batch: Batch) -> None:
+    statuses = set(entry.order.statuses)
+    if entry.cancel_acknowledged:
+        statuses = {"cancelled"}
+    elif entry.order.window != "24h":
+        # Who is lucky makes it in time.
+        statuses |= {"completed"}
+    if batch.status not in statuses:
+        raise Violation(f"{entry.key} is to end {statuses}: {batch}")
+
+
+def _check_lines(entry: Entry, found: Outcome) -> None:
+    sent = {line["custom_id"]: line for line in entry.order.lines}
+    for result in (*found.output, *found.errors):
+        check_line(entry.order, sent[result["custom_id"]], result, found.batch.status)
+
+
+def _check_listed(batches: Sequence[Batch], files: Sequence[FileObject]) -> None:
+    """Each end file belongs to one batch that has ended, and stands in the list."""
+    named = Counter(
+        name
+        for batch in batches
+        for name in (batch.output_file_id, batch.error_file_id)
+        if name is not None
+    )
+    listed = {file.id for file in files if file.purpose == "batch_output"}
+    if listed != set(named) or any(count > 1 for count in named.values()):
+        raise Violation(f"end files listed {listed ^ set(named)}, or named twice: {named}")
+
+
+def _count(
+    started: Sequence[Started], batches: Sequence[Batch], lines: int, executors_hit: int
+) -> Account:
+    counted = executions(started)
+    twice = [key for key, count in counted.items() if count > 1]
+    allowed = executors_hit * _high_water(started)
+    if len(twice) > allowed:
+        raise Violation(
+            f"{len(twice)} lines were executed more than once; {executors_hit} executors were "
+            f"hit, which allows for {allowed}"
+        )
+    return Account(
+        batches=len(batches),
+        lines=lines,
+        executed=len(counted),
+        twice=len(twice),
+        again=sum(count - 1 for count in counted.values()),
+    )
+
+
+def _high_water(started: Sequence[Started]) -> int:
+    """Return the most lines that an executor of this round may have had in hand."""
+    rates = Counter((each.executor, int(each.at)) for each in started)
+    fastest = max(rates.values(), default=0)
+    return room_of(seats=SEATS, lines_per_second=fastest, mean_line_bytes=0).high
