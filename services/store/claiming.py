@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from services.store.domain.patience import SUSPECT_TRIES, wait_ms
 from services.store.models import FINALIZE_WHERE, batches
+from services.store.sql.dialect import OthersDead
 
 Row = sa.Row[*tuple[Any, ...]]
 
@@ -28,14 +29,14 @@ class Claim:
     Attributes:
         holder: the name of the asking finalizer.
         running: batches that it works on already.
-        only_store: whether no other store can live, so that other holders are dead.
+        others_dead: returns the condition that a holder is a store that is dead for certain.
         now_ms: the store's time.
         lease_ms: how long a claim lasts without being renewed.
     """
 
     holder: str
     running: frozenset[str]
-    only_store: bool
+    others_dead: OthersDead
     now_ms: int
     lease_ms: int
 
@@ -46,7 +47,7 @@ def waiting(connection: sa.Connection, asked: Claim, most: int) -> Sequence[str]
         sa.text(FINALIZE_WHERE),
         batches.c.id.not_in(sorted(asked.running)),
         batches.c.retry_ms <= asked.now_ms,
-        _free(asked),
+        _free(connection, asked),
     )
     suspects = (
         sa.select(batches.c.id, batches.c.retry_ms)
@@ -68,14 +69,14 @@ def waiting(connection: sa.Connection, asked: Claim, most: int) -> Sequence[str]
     return [] if suspect is None or asked.running else [suspect.id]
 
 
-def _free(asked: Claim) -> sa.ColumnElement[bool]:
-    free = sa.or_(
+def _free(connection: sa.Connection, asked: Claim) -> sa.ColumnElement[bool]:
+    return sa.or_(
         batches.c.finalize_holder.is_(None),
         batches.c.finalize_until_ms <= asked.now_ms,
         # Begun here in a turn that failed: what runs now is asked for by its id.
         batches.c.finalize_holder == asked.holder,
+        asked.others_dead(connection, batches.c.finalize_holder),
     )
-    return sa.true() if asked.only_store else free
 
 
 def claim(connection: sa.Connection, asked: Claim, most: int) -> list[Row]:

@@ -8,7 +8,6 @@ from typing import Any, Final
 import prometheus_client
 import sqlalchemy as sa
 
-from services.kit.ids import uuid7_hex
 from services.kit.log import get_logger
 from services.store import deliveries_repo, webhooks_repo
 from services.store.context import Context
@@ -47,7 +46,7 @@ class Deliveries:
         self._context = context
         self._sender = sender
         self._chance = chance
-        self._holder = uuid7_hex()
+        self._holder = context.db.holder
         self._running: dict[str, tuple[str, asyncio.Task[None]]] = {}
 
     async def run_once(self) -> int:
@@ -86,9 +85,8 @@ class Deliveries:
         rows = await self._context.db.read(
             lambda connection: deliveries_repo.due(
                 connection,
-                holder=self._holder,
                 now_ms=self._context.now_ms(),
-                only_store=self._context.db.is_sqlite,
+                others_dead=self._context.db.others_dead,
                 full_endpoints=full,
                 limit=AT_ONCE - len(self._running),
             )
@@ -109,7 +107,7 @@ class Deliveries:
                 holder=self._holder,
                 now_ms=self._context.now_ms(),
                 lease_ms=LEASE_MS,
-                only_store=self._context.db.is_sqlite,
+                others_dead=self._context.db.others_dead,
             ),
         )
 

@@ -10,6 +10,7 @@ from services.kit.ids import ProjectId
 from services.store.context import next_seq
 from services.store.domain import webhooks
 from services.store.domain.state import BatchStatus
+from services.store.sql.dialect import OthersDead
 from services.store.webhook_tables import (
     DELIVERED,
     ENDED_WHERE,
@@ -70,20 +71,21 @@ def add(
     return len(told)
 
 
-def _due(holder: str, now_ms: int, only_store: bool) -> sa.ColumnElement[bool]:
+def _due(connection: sa.Connection, now_ms: int, others_dead: OthersDead) -> sa.ColumnElement[bool]:
     """Pending, its time come, and nobody at it."""
-    free = sa.or_(deliveries.c.lease_holder.is_(None), deliveries.c.lease_until_ms <= now_ms)
-    if only_store:
-        free = sa.or_(free, deliveries.c.lease_holder != holder)
+    free = sa.or_(
+        deliveries.c.lease_holder.is_(None),
+        deliveries.c.lease_until_ms <= now_ms,
+        others_dead(connection, deliveries.c.lease_holder),
+    )
     return sa.and_(sa.text(PENDING_WHERE), deliveries.c.next_ms <= now_ms, free)
 
 
 def due(
     connection: sa.Connection,
     *,
-    holder: str,
     now_ms: int,
-    only_store: bool,
+    others_dead: OthersDead,
     full_endpoints: Collection[str],
     limit: int,
 ) -> list[Row]:
@@ -91,14 +93,13 @@ def due(
 
     Args:
         connection: of a reader or the writer.
-        holder: who asks; what it has begun itself is not due.
         now_ms: the store's time.
-        only_store: whether no other store can live, so that other holders are dead.
+        others_dead: returns the condition that a holder is a store that is dead for certain.
         full_endpoints: those that are sent enough at once already.
         limit: most rows.
     """
     query = sa.select(deliveries.c.id, deliveries.c.endpoint_id).where(
-        _due(holder, now_ms, only_store)
+        _due(connection, now_ms, others_dead)
     )
     if full_endpoints:
         query = query.where(deliveries.c.endpoint_id.not_in(list(full_endpoints)))
@@ -112,12 +113,12 @@ def claim(
     holder: str,
     now_ms: int,
     lease_ms: int,
-    only_store: bool,
+    others_dead: OthersDead,
 ) -> list[Row]:
     """Begin an attempt of each that still is due; return their rows with `url` and `secrets`."""
     claimed = connection.scalars(
         deliveries.update()
-        .where(deliveries.c.id.in_(ids), _due(holder, now_ms, only_store))
+        .where(deliveries.c.id.in_(ids), _due(connection, now_ms, others_dead))
         .values(
             attempts=deliveries.c.attempts + 1,
             lease_holder=holder,

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from protos.nightshift.v1 import dispatch_pb2
 from services.kit import telemetry
 from services.kit.errors import NightshiftError
-from services.kit.ids import FileId, ProjectId, uuid7_hex
+from services.kit.ids import FileId, ProjectId
 from services.kit.log import get_logger
 from services.store import (
     batches_repo,
@@ -51,7 +51,7 @@ class Finalizer:
         """Finalize batches of `context`, reading line indexes through `reader`."""
         self._context = context
         self._reader = reader
-        self._holder = uuid7_hex()
+        self._holder = context.db.holder
         self._running: dict[str, asyncio.Task[None]] = {}
         # Whether the one that runs has ended its store before: nothing else begins beside it.
         self._alone = False
@@ -102,8 +102,7 @@ class Finalizer:
         asked = claiming.Claim(
             holder=self._holder,
             running=frozenset(self._running),
-            # Only one store works on an SQLite database, so other holders are dead.
-            only_store=self._context.db.is_sqlite,
+            others_dead=self._context.db.others_dead,
             now_ms=self._context.now_ms(),
             lease_ms=_LEASE_MS,
         )

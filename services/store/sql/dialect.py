@@ -1,9 +1,13 @@
 """The seam between the store's statements and the database that they run on."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import sqlalchemy as sa
+
+OthersDead = Callable[[sa.Connection, Any], sa.ColumnElement[bool]]
+"""`Dialect.others_dead`, for statements that take leases."""
 
 
 @dataclass(frozen=True, slots=True)
