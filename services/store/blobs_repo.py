@@ -49,7 +49,7 @@ def doom(connection: sa.Connection, names: Iterable[str]) -> None:
         connection.execute(blobs.update().where(blobs.c.name == name).values(state="doomed"))
 
 
-def doom_announced(connection: sa.Connection, names: Sequence[str]) -> None:
+def doom_announced(connection: sa.Connection, names: Sequence[str], now_ms: int) -> None:
     """Doom blobs that will not be named after all; those that a row names by now stay.
 
     One that was swept and forgotten while its writer stood still is there again: it has to go, too.
@@ -57,11 +57,16 @@ def doom_announced(connection: sa.Connection, names: Sequence[str]) -> None:
     connection.execute(
         blobs.update()
         .where(blobs.c.name.in_(names), blobs.c.state == "pending")
-        .values(state="doomed")
+        .values(state="doomed", created_ms=now_ms)
     )
     known = set(connection.scalars(sa.select(blobs.c.name).where(blobs.c.name.in_(names))))
     back = [
-        {"name": name, "project_id": name.partition("/")[0], "state": "doomed", "created_ms": 0}
+        {
+            "name": name,
+            "project_id": name.partition("/")[0],
+            "state": "doomed",
+            "created_ms": now_ms,
+        }
         for name in names
         if name not in known
     ]
@@ -69,22 +74,41 @@ def doom_announced(connection: sa.Connection, names: Sequence[str]) -> None:
         connection.execute(blobs.insert(), back)
 
 
-def doom_abandoned(connection: sa.Connection, before_ms: int) -> int:
+def doom_abandoned(connection: sa.Connection, before_ms: int, now_ms: int) -> int:
     """Doom what was announced before `before_ms` and never named; return how many."""
     return connection.execute(
         blobs.update()
         .where(blobs.c.state == "pending", blobs.c.created_ms < before_ms)
-        .values(state="doomed")
+        .values(state="doomed", created_ms=now_ms)
     ).rowcount
 
 
-def deletable(connection: sa.Connection, limit: int, now_ms: int) -> list[str]:
-    """Return names of blobs to delete; none while a hold stands.
+def deletable(
+    connection: sa.Connection, after: str, limit: int, *, now_ms: int, late_ms: int
+) -> list[str]:
+    """Return names of blobs to delete, in order; none while a hold stands.
 
     One statement: what it returns was doomed before any later hold was taken, so that no snapshot
     under that hold names it.
+
+    Args:
+        connection: in a transaction.
+        after: only names after this one.
+        limit: most names to return.
+        now_ms: the store's time.
+        late_ms: how long after a blob was announced, or given up unnamed, what was sent of it may
+            still arrive: deleted before, it would come back and be nobody's.
     """
-    doomed = sa.select(blobs.c.name).where(blobs.c.state == "doomed", ~holds_repo.standing(now_ms))
+    doomed = (
+        sa.select(blobs.c.name)
+        .where(
+            blobs.c.state == "doomed",
+            blobs.c.created_ms <= now_ms - late_ms,
+            blobs.c.name > after,
+            ~holds_repo.standing(now_ms),
+        )
+        .order_by(blobs.c.name)
+    )
     return list(connection.scalars(doomed.limit(limit)))
 
 

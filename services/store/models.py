@@ -139,6 +139,7 @@ blobs: Final = sa.Table(
     _project(),
     # pending: announced, perhaps being written; live: named by a row; doomed: to be deleted.
     sa.Column("state", sa.String(8), nullable=False),
+    # When it was announced, or given up without having been named.
     sa.Column("created_ms", _BIG, nullable=False),
     sa.CheckConstraint("state IN ('pending', 'live', 'doomed')", name="state"),
     sa.Index(None, "state", "created_ms"),

@@ -47,9 +47,10 @@ def give_up(context: Context, names: Sequence[str]) -> None:
     Returns at once: who gives up may be cancelled. The writer works in order, so that blobs whose
     row was on its way are live by then, and stay.
     """
+    now_ms = context.now_ms()
     task = asyncio.ensure_future(
         context.db.write(
-            "blob.give_up", lambda connection: blobs_repo.doom_announced(connection, names)
+            "blob.give_up", lambda connection: blobs_repo.doom_announced(connection, names, now_ms)
         )
     )
     # Whatever fails here, the sweeper finds what stayed announced for too long.

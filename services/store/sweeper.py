@@ -1,6 +1,7 @@
 """Deletes what nothing names any more."""
 
-import asyncio
+from collections.abc import Callable
+from typing import Final
 
 import sqlalchemy as sa
 
@@ -14,9 +15,11 @@ from services.store import (
 )
 from services.store.context import Context
 
-_AT_ONCE = 64
-_ROWS_AT_ONCE = 1_000
-ABANDONED_SECONDS = 24 * 3_600
+_AT_ONCE: Final = 64
+_ROWS_AT_ONCE: Final = 1_000
+_FAILED_PAGES: Final = 3
+"""A page that cannot be deleted must not keep the next ones, but an outage need not try all."""
+ABANDONED_SECONDS: Final = 24 * 3_600
 """Longer than any upload takes; what is announced and not named by then never will be."""
 
 
@@ -28,46 +31,69 @@ class Sweeper:
         self._context = context
 
     async def run_once(self) -> int:
-        """Delete everything that may go now and return how many blobs went."""
+        """Delete everything that may go now and return how many blobs went.
+
+        Raises:
+            ExceptionGroup: something could not be done; all else was.
+        """
         now_ms = self._context.now_ms()
-        await self._context.db.write(
-            "sweep.doom_abandoned", lambda connection: _forget_lapsed(connection, now_ms)
+        now_at = now_ms // 1000
+        errors: list[Exception] = []
+        # First, as it makes room on a disk that is too full for anything to be written.
+        deleted = await self._delete_doomed(errors)
+        steps: tuple[tuple[str, Callable[[sa.Connection], object]], ...] = (
+            ("sweep.doom_abandoned", lambda connection: _forget_lapsed(connection, now_ms)),
+            ("sweep.expire_upload", lambda connection: uploads_repo.expire_one(connection, now_at)),
+            ("sweep.purge_file", lambda connection: files_repo.purge(connection, now_at, _AT_ONCE)),
+            (
+                "sweep.forget_keys",
+                lambda connection: idempotency_repo.forget_old(connection, now_ms, _ROWS_AT_ONCE),
+            ),
+            (
+                "sweep.purge_deliveries",
+                lambda connection: deliveries_repo.purge(connection, now_ms, _ROWS_AT_ONCE),
+            ),
         )
-        while await self._context.db.write(
-            "sweep.expire_upload",
-            lambda connection: uploads_repo.expire_one(connection, now_ms // 1000),
-        ):
-            pass
-        while await self._context.db.write(
-            "sweep.purge_file",
-            lambda connection: files_repo.purge(connection, now_ms // 1000, _AT_ONCE),
-        ):
-            pass
-        while await self._context.db.write(
-            "sweep.forget_keys",
-            lambda connection: idempotency_repo.forget_old(connection, now_ms, _ROWS_AT_ONCE),
-        ):
-            pass
-        while await self._context.db.write(
-            "sweep.purge_deliveries",
-            lambda connection: deliveries_repo.purge(connection, now_ms, _ROWS_AT_ONCE),
-        ):
-            pass
-        deleted = 0
-        while names := await self._context.db.read(
-            lambda connection: blobs_repo.deletable(connection, _AT_ONCE, self._context.now_ms())
-        ):
-            await asyncio.gather(
-                *(self._context.blobs.delete("sweep.delete_blob", name) for name in names)
-            )
-            await self._context.db.write(
-                "sweep.forget_blobs",
-                lambda connection, names=names: blobs_repo.forget(connection, names),  # type: ignore[misc]  # bound now
-            )
-            deleted += len(names)
+        for step, statement in steps:
+            try:
+                while await self._context.db.write(step, statement):
+                    pass
+            except Exception as error:  # noqa: BLE001 - the others have nothing to do with it
+                errors.append(error)
+        deleted += await self._delete_doomed(errors)
+        if errors:
+            raise ExceptionGroup("not all could be swept", errors)
         return deleted
+
+    async def _delete_doomed(self, errors: list[Exception]) -> int:
+        deleted = failed = 0
+        last = ""
+        while failed < _FAILED_PAGES:
+            try:
+                names = await self._deletable(last)
+                if not names:
+                    break
+                last = names[-1]
+                await self._context.blobs.delete("sweep.delete_blob", *names)
+                await self._context.db.write(
+                    "sweep.forget_blobs",
+                    lambda connection, names=names: blobs_repo.forget(connection, names),  # type: ignore[misc]  # bound now
+                )
+                deleted += len(names)
+            except Exception as error:  # noqa: BLE001 - the next page may go
+                errors.append(error)
+                failed += 1
+        return deleted
+
+    async def _deletable(self, after: str) -> list[str]:
+        late_ms = self._context.blobs.late_seconds * 1000
+        return await self._context.db.read(
+            lambda connection: blobs_repo.deletable(
+                connection, after, _AT_ONCE, now_ms=self._context.now_ms(), late_ms=late_ms
+            )
+        )
 
 
 def _forget_lapsed(connection: sa.Connection, now_ms: int) -> None:
-    blobs_repo.doom_abandoned(connection, now_ms - ABANDONED_SECONDS * 1000)
+    blobs_repo.doom_abandoned(connection, now_ms - ABANDONED_SECONDS * 1000, now_ms)
     holds_repo.forget_lapsed(connection, now_ms)

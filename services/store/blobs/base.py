@@ -20,7 +20,7 @@ class Blobs(ABC):
     """
 
     late_seconds: ClassVar[int] = 0
-    """How long after a `put` that failed what it sent may still arrive."""
+    """How long what was sent of a blob may still arrive once its writer has given up on it."""
 
     @final
     async def put(self, step: str, name: str, content: Content) -> int:

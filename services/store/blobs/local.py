@@ -130,9 +130,16 @@ class LocalBlobs(Blobs):
         await asyncio.to_thread(self._unlink, names)
 
     def _unlink(self, names: tuple[str, ...]) -> None:
+        failed: UnavailableError | None = None
         for name in names:
-            with _told(name):
-                (self._root / name).unlink(missing_ok=True)
+            try:
+                with _told(name):
+                    (self._root / name).unlink(missing_ok=True)
+            except UnavailableError as error:
+                # One that cannot go must not keep the others.
+                failed = error
+        if failed is not None:
+            raise failed
 
 
 @contextlib.contextmanager

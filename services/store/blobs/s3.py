@@ -61,7 +61,7 @@ def open_bucket(bucket: str, prefix: str) -> S3Store:
 class S3Blobs(Blobs):
     """Objects `prefix/project/kind/hex`. Endpoint, region and keys come from `AWS_` variables."""
 
-    late_seconds: ClassVar[int] = 900
+    late_seconds: ClassVar[int] = 300
     """Far more than all tries of a request take: what failed may have been done after all."""
 
     def __init__(self, bucket: str, prefix: str) -> None:
