@@ -18,8 +18,6 @@ Row = sa.Row[*tuple[Any, ...]]
 
 _STARVING_MS: Final = 30_000
 """A batch that has to run alone is let in before others that wait once it has waited so long."""
-_FAULT_MS: Final = 5_000
-"""Pause after a failure that ended nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,10 +100,19 @@ def claim(connection: sa.Connection, asked: Claim, most: int) -> list[Row]:
     return list(rows.all())
 
 
-def put_off(connection: sa.Connection, batch_id: str, holder: str, now_ms: int) -> None:
+def put_off(
+    connection: sa.Connection, batch_id: str, holder: str, *, until_ms: int, fault: str
+) -> None:
     """Let go of a batch whose finalizing failed: it is tried again, here or elsewhere, later.
 
     The try did end, so that it counts for nothing.
+
+    Args:
+        connection: in a transaction.
+        batch_id: the batch.
+        holder: who failed; where another one holds it by now, nothing is changed.
+        until_ms: when it is tried again, in the store's time.
+        fault: why, for those who wait for the batch.
     """
     connection.execute(
         batches.update()
@@ -114,6 +121,7 @@ def put_off(connection: sa.Connection, batch_id: str, holder: str, now_ms: int) 
             finalize_holder=None,
             finalize_until_ms=None,
             tries=batches.c.tries - 1,
-            retry_ms=now_ms + _FAULT_MS,
+            retry_ms=until_ms,
+            fault=fault,
         )
     )

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 
 from services.kit.frames import FAILED_FLAG, FRAME_BYTES, NEVER_RAN_FLAG, RESULT_RECORD
 from services.store import input_lines, results_repo
+from services.store.blobs.base import BlobMissingError
 from services.store.context import Context
 from services.store.domain import output, results
 from services.store.domain.results import BLOCK_LINES, Records
@@ -192,7 +193,7 @@ class _Payloads:
             if segment.size > _LOAD_BYTES:
                 for piece_offset, size in _pieces(offset, length):
                     assert segment.blob is not None  # only blobs are that large
-                    yield await self._context.blobs.read(segment.blob, piece_offset, size)
+                    yield await self._read(segment.blob, piece_offset, size)
                 continue
             payload = self._kept.get(segment.id)
             if payload is None:
@@ -200,6 +201,13 @@ class _Payloads:
                 payload = self._kept[segment.id]
             self._kept.move_to_end(segment.id)
             yield memoryview(payload)[offset : offset + length]
+
+    async def _read(self, name: str, offset: int, size: int) -> bytes:
+        """Read as much as there must be: a blob cut short by a fault must not shorten results."""
+        data = await self._context.blobs.read(name, offset, size)
+        if len(data) != size:
+            raise BlobMissingError(name)
+        return data
 
     async def _load(self, wanted: Sequence[_Segment]) -> None:
         rows = [each.id for each in wanted if each.blob is None]
@@ -211,7 +219,7 @@ class _Payloads:
             loaded.update((row.id, row.payload) for row in found)
         for each in wanted:
             if each.blob is not None:
-                loaded[each.id] = await self._context.blobs.read(each.blob, 0, each.size)
+                loaded[each.id] = await self._read(each.blob, 0, each.size)
         self._kept.update(loaded)
         self._kept_bytes += sum(map(len, loaded.values()))
         while self._kept_bytes > _CACHED_BYTES and len(self._kept) > len(loaded):

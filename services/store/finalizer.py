@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from protos.nightshift.v1 import dispatch_pb2
 from services.kit import telemetry
-from services.kit.errors import NightshiftError
+from services.kit.errors import NightshiftError, UnavailableError
 from services.kit.ids import FileId, ProjectId
 from services.kit.log import get_logger
 from services.store import (
@@ -21,8 +21,9 @@ from services.store import (
     outbox,
     receiving,
 )
+from services.store.blobs.base import BlobMissingError
 from services.store.context import Context
-from services.store.domain.patience import SUSPECT_TRIES
+from services.store.domain.patience import SUSPECT_TRIES, fault_wait_ms
 from services.store.domain.state import BatchStatus
 from services.store.end_files import EndFile, Kind
 from services.store.input_reader import InputReader
@@ -53,6 +54,8 @@ class Finalizer:
         self._reader = reader
         self._holder = context.db.holder
         self._running: dict[str, asyncio.Task[None]] = {}
+        # Of batches that wait for another try: failures in a row.
+        self._failures: dict[str, int] = {}
         # Whether the one that runs has ended its store before: nothing else begins beside it.
         self._alone = False
 
@@ -123,27 +126,35 @@ class Finalizer:
         except LeaseLostError:
             _log.warning("finalize_lease_lost", batch=batch.id)
             receiving.give_up(self._context, parts.names)
-        except Exception:  # noqa: BLE001 - logged; the batch is tried again
+        except Exception as error:  # noqa: BLE001 - logged; the batch is tried again
             _log.exception("finalize_failed", batch=batch.id)
             receiving.give_up(self._context, parts.names)
-            await self._put_off(batch)
+            await self._put_off(batch, error)
         else:
+            self._failures.pop(batch.id, None)
             _log.info("batch_ended", batch=batch.id)
             self._context.wake("outbox")
             self._context.wake("deliveries")
             self._context.wake("events")
 
-    async def _put_off(self, batch: Row) -> None:
-        """Give the batch up until later; where even that fails, its lease runs out."""
+    async def _put_off(self, batch: Row, error: Exception) -> None:
+        """Give the batch up until later; where even that fails, its lease runs out.
+
+        What comes back by itself is looked for each 5 s; what people must mend, ever less often.
+        """
+        passing = isinstance(error, UnavailableError)
+        failures = 1 if passing else self._failures.get(batch.id, 0) + 1
+        self._failures[batch.id] = failures
+        until_ms = self._context.now_ms() + fault_wait_ms(failures)
         try:
             await self._context.db.write(
                 "finalize.retry",
                 lambda connection: claiming.put_off(
-                    connection, batch.id, self._holder, self._context.now_ms()
+                    connection, batch.id, self._holder, until_ms=until_ms, fault=_words(error)
                 ),
             )
-        except NightshiftError as error:
-            _log.warning("finalize_not_put_off", batch=batch.id, error=error.message)
+        except NightshiftError as failure:
+            _log.warning("finalize_not_put_off", batch=batch.id, error=failure.message)
 
     async def _finish(self, batch: Row, parts: "Announced") -> None:
         written = [
@@ -235,6 +246,7 @@ class Finalizer:
             error_file_id=ids.get("error"),
             finalize_holder=None,
             finalize_until_ms=None,
+            fault=None,
         )
         if not moved:
             raise LeaseLostError(batch.id)
@@ -244,6 +256,22 @@ class Finalizer:
             pool_id=batch.pool_id or "",
         )
         outbox.emit(connection, event, ProjectId(batch.project_id), now_ms)
+
+
+def _words(error: Exception) -> str:
+    """Say why end files could not be written, to those who wait for them."""
+    if isinstance(error, BlobMissingError):
+        return (
+            f"stored data of this batch is missing (blob {error}), so that its files cannot be "
+            "written; it is tried again once the operator has restored it, which "
+            "`nightshift doctor --check` helps with"
+        )
+    if isinstance(error, NightshiftError):
+        return f"its files cannot be written right now: {error.message}"
+    return (
+        "its files cannot be written because of a fault of the server, whose log names it; it is "
+        "tried again"
+    )
 
 
 def _has(batch: Row, kind: Kind) -> bool:

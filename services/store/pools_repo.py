@@ -60,7 +60,12 @@ def explanations(connection: sa.Connection, rows: Sequence[Row], now_ms: int) ->
     engines = engines_repo.of_batches(connection, rows)
     return [
         replace(
-            explain(BatchStatus(row.status), known.get(chosen[row.id] or ""), ahead.get(row.id, 0)),
+            explain(
+                BatchStatus(row.status),
+                known.get(chosen[row.id] or ""),
+                ahead.get(row.id, 0),
+                row.fault,
+            ),
             engines=engines.get(row.id, ()),
         )
         for row in rows

@@ -1,10 +1,11 @@
 """What a batch waits for, in words for people."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from services.store.domain.state import BatchStatus
 
+_ENDING: Final = (BatchStatus.FINALIZING, BatchStatus.CANCELLING)
 MOST_AHEAD: Final = 1_000
 """Batches ahead are counted up to this many."""
 
@@ -44,22 +45,27 @@ class Explanation:
 NOTHING: Final = Explanation()
 
 
-def explain(status: BatchStatus, pool: Pool | None, ahead: int) -> Explanation:
+def explain(
+    status: BatchStatus, pool: Pool | None, ahead: int, fault: str | None = None
+) -> Explanation:
     """Say what a batch waits for.
 
     Args:
         status: its status.
         pool: the pool of its lines; None until validated.
         ahead: batches of the pool before it that have lines to hand out, at most `MOST_AHEAD`.
+        fault: why its end files could not be written when it was last tried; None otherwise.
     """
+    if status not in _ENDING:
+        fault = None
     if pool is None:
-        return NOTHING
+        return replace(NOTHING, reason=fault)
     runs = status == BatchStatus.IN_PROGRESS
     return Explanation(
         pool=pool.id,
         queue_position=ahead if runs else None,
         executors=pool.ready if runs else None,
-        reason=_reason(pool, ahead) if runs else None,
+        reason=_reason(pool, ahead) if runs else fault,
         engine_revision=pool.engine_revision,
     )
 

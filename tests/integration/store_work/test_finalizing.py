@@ -228,12 +228,39 @@ async def test_a_failure_holds_up_no_other_batch_and_is_tried_again(store: Store
     assert (await store.get(broken)).status == FINALIZING
     assert (await store.get(sound)).status == COMPLETED
 
-    await store.context.blobs.put("test.step", row.blob, content)
+    # Who waits for it is told why, and ever less often it is tried in vain: after 5 s, 10 s, …
+    reason = (await store.get(broken)).nightshift.reason
+    assert row.blob in reason
+    assert "nightshift doctor --check" in reason
+    assert (await store.get(sound)).nightshift.reason == ""
+    for pause in (5, 10, 20, 40, 80, 160, 300, 300):
+        before = await retry_ms(store, broken)
+        assert before - store.context.now_ms() == pause * 1000
+        store.clock.advance(pause - 1)
+        await store.turn()
+        assert await retry_ms(store, broken) == before
+        store.clock.advance(1)
+        await store.turn()
+
+    await store.context.blobs.put("test.step", row.blob, content[:-1])
+    store.clock.advance(300)
     await store.turn()
+    # A blob cut short is as good as none: no result is made up.
     assert (await store.get(broken)).status == FINALIZING
-    store.clock.advance(5)
+    await store.context.blobs.delete("test.step", row.blob)
+    await store.context.blobs.put("test.step", row.blob, content)
+    store.clock.advance(300)
     await store.turn()
-    assert (await store.get(broken)).status == COMPLETED
+    batch = await store.get(broken)
+    assert batch.status == COMPLETED
+    assert batch.nightshift.reason == ""
+    output, error = await store.end_files(broken)
+    assert (len(output), error) == (1, [])
+
+
+async def retry_ms(store: Store, batch_id: str) -> int:
+    (row,) = await store.sql(sa.select(batches.c.retry_ms).where(batches.c.id == batch_id))
+    return int(row.retry_ms)
 
 
 async def test_events_tell_each_step_once(store: Store) -> None:
