@@ -7,21 +7,31 @@ could not be told.
 """
 
 import argparse
+import asyncio
+import contextlib
 import sys
+import tempfile
 from pathlib import Path
 from typing import Final, NoReturn
 
 import orjson
 import sqlalchemy as sa
 
+from services.kit.errors import NightshiftError
 from services.kit.settings import SettingsError
-from services.store.blobs.reader import BlobReader, FolderReader
+from services.store import migrate
+from services.store.backup import snapshot
+from services.store.backup.hold import Hold
+from services.store.blobs.reader import BlobReader, blob_reader
 from services.store.checkup import database_check, files_check, rest_check
 from services.store.checkup.batches_check import Kinds, OpenBatches
 from services.store.checkup.blobs_check import Blobs
 from services.store.checkup.ended_check import EndedBatches
+from services.store.checkup.listed import ListedBlobs
 from services.store.checkup.report import Report, Write
 from services.store.checkup.view import MovedError, View
+from services.store.database import Database
+from services.store.domain import statement
 from services.store.settings import StoreSettings
 
 WELL: Final = 0
@@ -37,6 +47,9 @@ class CannotCheckError(Exception):
 def check(settings: StoreSettings, write: Write, *, deep: bool) -> int:
     """Check all that the store of these settings holds and return how many faults there are.
 
+    An SQLite file is read as it lies there. Of a PostgreSQL a copy of all rows is checked, beside
+    blobs that are kept from being deleted meanwhile.
+
     Args:
         settings: the store's.
         write: told of everything, as `checkup.report` has it.
@@ -45,9 +58,22 @@ def check(settings: StoreSettings, write: Write, *, deep: bool) -> int:
     Raises:
         CannotCheckError: there is nothing that could be checked.
     """
-    database = _database(settings)
+    database = snapshot.sqlite_file(settings.sqlalchemy_url)
+    try:
+        if database is None:
+            return asyncio.run(_check_copy(settings, write, deep=deep))
+        return _check_file(database, settings, write, deep=deep)
+    except (database_check.SchemaError, NightshiftError) as error:
+        raise CannotCheckError(str(error)) from None
+
+
+def _check_file(database: Path, settings: StoreSettings, write: Write, *, deep: bool) -> int:
+    if not database.is_file():
+        raise CannotCheckError(
+            f"there is no {database}: name the directory of `nightshift up` with --data"
+        )
     while True:
-        view = _open(database, FolderReader(settings.data_dir / "blobs"))
+        view = _open(database, blob_reader(settings))
         try:
             database_check.check_revision(view)
             faults = _check_all(view, settings, Report(write), deep=deep)
@@ -56,8 +82,6 @@ def check(settings: StoreSettings, write: Write, *, deep: bool) -> int:
             # It is open now, so that the next time it is read as one that is.
             write({"event": "again"})
             continue
-        except database_check.SchemaError as error:
-            raise CannotCheckError(str(error)) from None
         except sa.exc.DatabaseError as error:
             raise _unreadable(database, error) from error
         finally:
@@ -65,18 +89,28 @@ def check(settings: StoreSettings, write: Write, *, deep: bool) -> int:
         return faults
 
 
-def _database(settings: StoreSettings) -> Path:
-    url = sa.make_url(settings.sqlalchemy_url)
-    if url.get_backend_name() != "sqlite" or not url.database:
-        raise CannotCheckError(
-            "NIGHTSHIFT_STORE_DATABASE_URL names no SQLite file, and only those can be checked"
-        )
-    database = Path(url.database)
-    if not database.is_file():
-        raise CannotCheckError(
-            f"there is no {database}: name the directory of `nightshift up` with --data"
-        )
-    return database
+async def _check_copy(settings: StoreSettings, write: Write, *, deep: bool) -> int:
+    with (
+        tempfile.TemporaryDirectory(prefix="nightshift-doctor-") as name,
+        contextlib.closing(Database(settings.sqlalchemy_url)) as db,
+    ):
+        folder = Path(name)
+        try:
+            await asyncio.to_thread(db.check)
+            database_check.check_known(await db.read(migrate.revision))
+        except sa.exc.DBAPIError as error:
+            raise CannotCheckError(f"the database cannot be read: {error.orig}") from None
+        async with Hold(db):
+            # Before the rows are: whatever is in the list then was announced by them.
+            blobs = await asyncio.to_thread(ListedBlobs, blob_reader(settings), folder / "blobs")
+            copy = folder / "rows.db"
+            await snapshot.take(db, settings.sqlalchemy_url, copy, lambda _rows: None)
+            view = View(copy, blobs, is_copy=True)
+            report = Report(write, render=statement.for_postgresql)
+            try:
+                return await asyncio.to_thread(_check_all, view, settings, report, deep=deep)
+            finally:
+                view.close()
 
 
 def _open(database: Path, blobs: BlobReader) -> View:

@@ -1,9 +1,12 @@
 """Brings the schema to this version; Alembic's own programming interface."""
 
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import sqlalchemy as sa
+
+if TYPE_CHECKING:
+    from alembic.config import Config
 
 from services.kit import failpoints
 from services.kit.ids import DEFAULT_PROJECT
@@ -44,23 +47,27 @@ def revision(connection: sa.Connection) -> str | None:
     return found
 
 
+def known_revisions() -> set[str]:
+    """Return all revisions that this version knows."""
+    from alembic.script import ScriptDirectory
+
+    return {each.revision for each in ScriptDirectory.from_config(_config()).walk_revisions()}
+
+
 def _run_missing(connection: sa.Connection) -> None:
     # Imported late: it takes 12 MiB and 150 ms that a store on a current schema needs not.
     from alembic import command
-    from alembic.config import Config
-    from alembic.script import ScriptDirectory
 
-    config = Config()
-    config.set_main_option("script_location", str(MIGRATIONS))
-    config.attributes["connection"] = connection
-    known = {each.revision for each in ScriptDirectory.from_config(config).walk_revisions()}
     current = revision(connection)
-    if current is not None and current not in known:
+    if current is not None and current not in known_revisions():
         raise SettingsError(
             f"the database is of a newer version of Nightshift (schema {current}; this version "
             f"knows up to {HEAD}) and was left as it is: start the newer version, or put a backup "
             "back that was taken before the upgrade"
         )
+
+    config = _config()
+    config.attributes["connection"] = connection
 
     def between(*_: object) -> None:
         failpoints.before("schema.statement")
@@ -70,3 +77,11 @@ def _run_missing(connection: sa.Connection) -> None:
         command.upgrade(config, "head")
     finally:
         sa.event.remove(connection, "before_cursor_execute", between)
+
+
+def _config() -> "Config":
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    return config

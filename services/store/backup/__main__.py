@@ -20,9 +20,18 @@ from services.store.backup.copying import CopyError
 from services.store.backup.place import BackupError
 from services.store.backup.restore import restore
 from services.store.backup.take import take
+from services.store.checkup.database_check import SchemaError
 from services.store.doctor import CannotCheckError
 from services.store.settings import StoreSettings
 
+_TOLD: Final = (
+    BackupError,
+    CannotCheckError,
+    CopyError,
+    NightshiftError,
+    SchemaError,
+    SettingsError,
+)
 CANNOT: Final = 2
 INTERRUPTED: Final = 130
 
@@ -48,7 +57,7 @@ def main() -> NoReturn:
             facts = asyncio.run(take(settings, asked.to, asked.reuse, _say))
         else:
             facts = asyncio.run(restore(asked.source, settings, _say))
-    except (BackupError, CopyError, CannotCheckError, SettingsError, NightshiftError) as error:
+    except _TOLD as error:
         _cannot(str(error))
     except OSError as error:
         _cannot(f"{error.filename or 'a file'} cannot be written: {error.strerror}")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from services.kit import failpoints
+from services.kit.errors import NightshiftError
 from services.store.blobs.base import BlobMissingError, Blobs
 from services.store.blobs.reader import BlobReader, FolderReader, is_name
 
@@ -68,13 +69,14 @@ class Copier:
 
         Raises:
             CopyError: one is gone or not as long as its place says.
-            OSError: it cannot be written.
+            UnavailableError: one cannot be read or written now.
         """
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(_AT_ONCE):
                     group.create_task(self._copy_some(names))
-        except* (CopyError, OSError) as errors:
+        except* (CopyError, NightshiftError) as errors:
+            # The others were told to stop, or met the same.
             raise errors.exceptions[0] from None
         self._told(self._blobs, self._bytes)
         return Copied(blobs=self._blobs, bytes=self._bytes, kept=self._kept)

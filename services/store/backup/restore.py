@@ -19,10 +19,10 @@ from services.store import doctor, migrate
 from services.store.alone import UNFINISHED, only_store
 from services.store.backup import snapshot, tables
 from services.store.backup.copying import Copier
-from services.store.backup.place import BLOBS, BackupError, Facts, Place, sync, sync_tree
+from services.store.backup.place import BackupError, Facts, Place, sync, sync_tree
 from services.store.backup.settle import settle
 from services.store.backup.take import Write, live_names
-from services.store.blobs.local import LocalBlobs
+from services.store.blobs.place import folder_of, open_blobs
 from services.store.blobs.reader import FolderReader, blob_reader
 from services.store.database import Database
 from services.store.models import blobs
@@ -69,6 +69,7 @@ def _target(settings: StoreSettings) -> Iterator[tuple[Path, Path | None]]:
     if file is None:
         with tempfile.TemporaryDirectory(prefix="nightshift-restore-") as folder:
             with contextlib.closing(Database(settings.sqlalchemy_url)) as db:
+                db.check()
                 migrate.upgrade(db.writer_engine, int(time.time()))
                 if not db.run(tables.is_fresh):
                     raise _not_empty("the database holds rows")
@@ -106,7 +107,7 @@ def _check(place: Place, work: Path) -> None:
         BackupError: something is wrong.
     """
     settings = StoreSettings(
-        data_dir=place.root, database_url=f"sqlite:///{work}", secret_file=None
+        data_dir=place.root, database_url=f"sqlite:///{work}", blobs_url="", secret_file=None
     )
     faults = doctor.check(settings, lambda _said: None, deep=False)
     if faults:
@@ -122,17 +123,23 @@ async def _copy_blobs(
     present = blob_reader(settings)
     await asyncio.to_thread(_refuse_others, present.names(), connection)
     of = connection.scalar(sa.select(sa.func.count()).select_from(blobs))
+    target = open_blobs(settings)
     copier = Copier(
         "restore.blob",
         FolderReader(place.blobs),
-        LocalBlobs(settings.data_dir / BLOBS),
+        target,
         present,
         lambda done, size: write(
             {"event": "progress", "what": "blobs", "done": done, "of": of, "bytes": size}
         ),
     )
-    await copier.copy(live_names(connection))
-    sync_tree(settings.data_dir / BLOBS)
+    try:
+        await copier.copy(live_names(connection))
+    finally:
+        await target.close()
+    folder = folder_of(settings)
+    if folder is not None:
+        sync_tree(folder)
 
 
 def _refuse_others(present: Iterator[tuple[str, int]], connection: sa.Connection) -> None:

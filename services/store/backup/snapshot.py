@@ -1,5 +1,6 @@
 """The rows of a store as of one moment, as a SQLite file, taken while it works."""
 
+import asyncio
 import contextlib
 import sqlite3
 import time
@@ -9,10 +10,9 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from services.kit import failpoints
 from services.store import migrate
 from services.store.backup import tables
-from services.store.backup.settle import settle
+from services.store.database import Database
 
 _PAGES: Final = 4_096
 """Pages at once; between two of them it tells how far it is."""
@@ -34,33 +34,28 @@ def sqlite_file(url: str) -> Path | None:
     return Path(parsed.database)
 
 
-def take(url: str, to: Path, told: tables.Told) -> int:
-    """Write all rows into the new file `to` and return how many.
+async def take(db: Database, url: str, to: Path, told: tables.Told) -> None:
+    """Write all rows into the new file `to`, as they are at one moment.
 
     Args:
-        url: the database, whose schema is this version's.
+        db: the database, whose schema is this version's.
+        url: its URL.
         to: where nothing is.
         told: called now and then with the number of rows or pages so far.
     """
-    failpoints.before("backup.rows")
-    to.touch(mode=0o600)
     file = sqlite_file(url)
     if file is not None:
-        _copy_pages(file, to, told)
+        await asyncio.to_thread(_copy_pages, file, to, told)
     else:
-        _copy_rows(url, to, told)
-    with opened(to) as connection:
-        settle(connection, int(time.time() * 1000))
-        rows = tables.count(connection)
-    failpoints.after("backup.rows")
-    return rows
+        # Repeated as a whole where the connection breaks.
+        await db.read(lambda source: _copy_rows(source, to, told))
 
 
 def _copy_pages(file: Path, to: Path, told: tables.Told) -> None:
+    to.touch(mode=0o600)
+    reading = f"{file.absolute().as_uri()}?mode=ro"
     with (
-        contextlib.closing(
-            sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)
-        ) as source,
+        contextlib.closing(sqlite3.connect(reading, uri=True)) as source,
         contextlib.closing(sqlite3.connect(to)) as target,
     ):
         # One snapshot from the first page to the last; what a store commits meanwhile is not in it.
@@ -72,14 +67,9 @@ def _copy_pages(file: Path, to: Path, told: tables.Told) -> None:
         )
 
 
-def _copy_rows(url: str, to: Path, told: tables.Told) -> None:
-    engine = sa.create_engine(url, isolation_level="REPEATABLE READ")
-    try:
-        with engine.connect() as source, source.begin(), opened(to, migrated=True) as target:
-            source.execute(sa.text("SET TRANSACTION READ ONLY"))
-            tables.copy_all(source, target, told)
-    finally:
-        engine.dispose()
+def _copy_rows(source: sa.Connection, to: Path, told: tables.Told) -> None:
+    with opened(to, migrated=True) as target:
+        tables.copy_all(source, target, told)
 
 
 @contextlib.contextmanager

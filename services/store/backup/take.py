@@ -11,12 +11,14 @@ import sqlalchemy as sa
 
 from services.kit import failpoints
 from services.store import migrate
-from services.store.backup import snapshot
+from services.store.backup import snapshot, tables
 from services.store.backup.copying import Copied, Copier
 from services.store.backup.hold import Hold
 from services.store.backup.place import FORMAT, BackupError, Facts, Place, sha256
+from services.store.backup.settle import settle
 from services.store.blobs.local import LocalBlobs
 from services.store.blobs.reader import FolderReader, blob_reader
+from services.store.checkup.database_check import check_known
 from services.store.database import Database
 from services.store.models import blobs
 from services.store.settings import StoreSettings
@@ -36,7 +38,8 @@ async def take(settings: StoreSettings, to: Path, reuse: Path | None, write: Wri
         write: told of progress.
 
     Raises:
-        BackupError: there is nothing to back up, or no room for it at `to`.
+        BackupError: there is nothing to back up, or something else at `to`.
+        SchemaError: the database is of another version.
         CopyError: a blob is gone.
         OSError: it cannot be written.
     """
@@ -48,20 +51,19 @@ async def take(settings: StoreSettings, to: Path, reuse: Path | None, write: Wri
         older.facts()
     place = Place(to)
     with place.being_made(), contextlib.closing(Database(settings.sqlalchemy_url)) as db:
-        revision = await db.read(migrate.revision)
-        if revision != migrate.HEAD:
-            raise BackupError(
-                f"the database is of another version (schema {revision}, this is {migrate.HEAD}): "
-                "start this version on it once, or take the backup with the version that runs on it"
-            )
+        await asyncio.to_thread(db.check)
+        check_known(await db.read(migrate.revision))
         async with Hold(db):
             taken_at = int(time.time())
-            rows = await asyncio.to_thread(
-                snapshot.take,
+            failpoints.before("backup.rows")
+            await snapshot.take(
+                db,
                 settings.sqlalchemy_url,
                 place.database,
                 lambda done: write({"event": "progress", "what": "rows", "done": done}),
             )
+            rows = await asyncio.to_thread(_settle, place.database)
+            failpoints.after("backup.rows")
             copied = await _copy_blobs(settings, place, older, write)
         facts = Facts(
             format=FORMAT,
@@ -77,6 +79,12 @@ async def take(settings: StoreSettings, to: Path, reuse: Path | None, write: Wri
         place.finish(facts)
         failpoints.after("backup.finish")
     return facts
+
+
+def _settle(database: Path) -> int:
+    with snapshot.opened(database) as connection:
+        settle(connection, int(time.time() * 1000))
+        return tables.count(connection)
 
 
 async def _copy_blobs(

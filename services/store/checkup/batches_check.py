@@ -108,6 +108,8 @@ class OpenBatches:
             if batch.is_ended:
                 return
             kinds.batches.count(batch.status)
+            if row.fault is not None:
+                kinds.batches.note(f"{batch_id} waits for its end: {row.fault}")
             kinds.batches.step()
             kinds.batches.extend(row_faults(batch))
             kinds.batches.extend(_input_faults(connection, batch, row))

@@ -170,7 +170,7 @@ class Blobs:
                 mend=_BY_HAND,
                 sql=statement.insert(
                     "blobs",
-                    name=claim.name,
+                    {"name": claim.name},
                     project_id=claim.project_id,
                     state="live",
                     created_ms=self._now_ms,

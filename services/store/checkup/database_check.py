@@ -1,15 +1,12 @@
 """The database as such: its schema, its pages, the references between rows, the counters."""
 
-from pathlib import Path
 from typing import Any, Final
 
 import sqlalchemy as sa
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
 
-from services.store import (  # noqa: F401 - imported for their tables
+from services.store import (  # noqa: F401 - most are imported for their tables
     key_tables,
+    migrate,
     uploads_tables,
     webhook_tables,
 )
@@ -37,24 +34,29 @@ def check_revision(view: View) -> str:
     Raises:
         SchemaError: it is another, so that its rows cannot be judged.
     """
-    config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent.parent / "migrations"))
-    script = ScriptDirectory.from_config(config)
-    head = script.get_current_head()
     with view.snapshot() as connection:
-        current = MigrationContext.configure(connection).get_current_revision()
+        current = migrate.revision(connection)
+    return check_known(current)
+
+
+def check_known(current: str | None) -> str:
+    """Return this revision, which is the newest that this code knows.
+
+    Raises:
+        SchemaError: it is another, so that rows cannot be judged.
+    """
     if current is None:
-        raise SchemaError("nightshift.db holds no schema: no store ever finished its first start")
-    if current != head:
-        known = {revision.revision for revision in script.walk_revisions()}
-        older = "an older" if current in known else "a newer"
+        raise SchemaError("the database holds no schema: no store ever finished its first start")
+    if current != migrate.HEAD:
+        is_older = current in migrate.known_revisions()
         mend = (
             "start this version on it once, which brings it up to date"
-            if current in known
-            else "check it with the version that wrote it"
+            if is_older
+            else "use the version that wrote it"
         )
         raise SchemaError(
-            f"nightshift.db is of {older} version (schema {current}, this is {head}): {mend}"
+            f"the database is of {'an older' if is_older else 'a newer'} version (schema "
+            f"{current}, this is {migrate.HEAD}): {mend}"
         )
     return current
 
@@ -144,6 +146,6 @@ def _check_counters(connection: sa.Connection, kind: Kind) -> None:
                 subject="counters",
                 what=f"seq stands at {n}, but {given} was given already: nothing can be created",
                 mend=_BY_HAND,
-                sql=statement.insert("counters", name="seq", n=given),
+                sql=statement.insert("counters", {"name": "seq"}, n=given),
             )
         )

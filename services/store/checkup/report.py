@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from services.store.domain.fault import Fault
 
 Write = Callable[[dict[str, object]], None]
+Render = Callable[[str], str]
 
 MOST: Final = 200
 """Faults of one kind that are told; more are only counted."""
@@ -26,9 +27,10 @@ _UNREADABLE: Final = (
 class Kind:
     """One kind of thing that is checked."""
 
-    def __init__(self, name: str, write: Write) -> None:
+    def __init__(self, name: str, write: Write, render: Render) -> None:
         """Begin to check things of this name."""
         self.name = name
+        self._render = render
         self.faults = 0
         self._write = write
         self._counts: dict[str, int] = {}
@@ -44,7 +46,8 @@ class Kind:
         for fault in faults:
             self.faults += 1
             if self.faults <= MOST:
-                self._write({"event": "fault", "kind": self.name, **asdict(fault)})
+                said = {**asdict(fault), "sql": self._render(fault.sql)}
+                self._write({"event": "fault", "kind": self.name, **said})
 
     def extend(self, faults: Iterable[Fault]) -> None:
         """Tell of faults."""
@@ -83,16 +86,17 @@ class Report:
         is_whole: whether every kind was checked to its end.
     """
 
-    def __init__(self, write: Write) -> None:
-        """Report through `write`, one object a call."""
+    def __init__(self, write: Write, render: Render = str) -> None:
+        """Report through `write`, one object a call; `render` is given each statement to tell."""
         self._write = write
+        self._render = render
         self.faults = 0
         self.is_whole = True
 
     @contextlib.contextmanager
     def kind(self, name: str) -> Iterator[Kind]:
         """Check things of one kind; where the database fails, that is the fault."""
-        kind = Kind(name, self._write)
+        kind = Kind(name, self._write, self._render)
         try:
             yield kind
         except (sa.exc.DatabaseError, JSONDecodeError) as error:

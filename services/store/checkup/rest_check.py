@@ -60,9 +60,15 @@ def check_outbox(view: View, kind: Kind) -> None:
                     what=f"is beyond the last number given, {given}: it would be given again, and"
                     " NATS drops what comes under a number twice",
                     mend=_BY_HAND,
-                    sql=statement.update("sqlite_sequence", {"name": "outbox"}, seq=last),
+                    sql=_number_from(view, last),
                 )
             )
+
+
+def _number_from(view: View, last: int) -> str:
+    if view.is_copy:
+        return f"SELECT setval(pg_get_serial_sequence('outbox', 'id'), {last})"
+    return statement.update("sqlite_sequence", {"name": "outbox"}, seq=last)
 
 
 def _event_faults(row: Row) -> Iterator[Fault]:

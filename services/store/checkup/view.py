@@ -20,15 +20,17 @@ class View:
 
     Attributes:
         blobs: what its rows name.
+        is_copy: whether the file is a copy, made for this, of the rows of a PostgreSQL.
     """
 
-    def __init__(self, database: Path, blobs: BlobReader) -> None:
+    def __init__(self, database: Path, blobs: BlobReader, *, is_copy: bool = False) -> None:
         """Look at a database file and a place of blobs.
 
         Raises:
             sa.exc.DatabaseError: it cannot be opened.
         """
         self.blobs = blobs
+        self.is_copy = is_copy
         self._database = database
         self._wal = database.with_name(f"{database.name}-wal")
         # A database in WAL mode that nobody has open lacks this file, and to open it as usual would

@@ -176,8 +176,7 @@ def bit_faults(batch: BatchFacts, blocks: Mapping[int, bytes], done: Mask) -> It
             mend=_BY_HAND + " Lines that are not marked any more run again.",
             sql=statement.insert(
                 "bit_blocks",
-                batch_id=batch.id,
-                block=number,
+                {"batch_id": batch.id, "block": number},
                 project_id=batch.project_id,
                 bits=packed,
             ),

@@ -1,6 +1,10 @@
 """Statements that mend a row by hand: for people to read and run, never run from here."""
 
+import re
 from collections.abc import Mapping
+from typing import Final
+
+_BYTES: Final = re.compile(r"\bX'([0-9a-f]*)'")
 
 
 class Sql(str):
@@ -20,10 +24,20 @@ def delete(table: str, **key: object) -> str:
     return f"DELETE FROM {table}{_where(key)}"  # noqa: S608 - see above
 
 
-def insert(table: str, **values: object) -> str:
-    """Return the statement that inserts this row, or takes the place of one with its key."""
-    literals = ", ".join(map(_literal, values.values()))
-    return f"INSERT OR REPLACE INTO {table} ({', '.join(values)}) VALUES ({literals})"  # noqa: S608 - see above
+def insert(table: str, key: Mapping[str, object], **values: object) -> str:
+    """Return the statement that inserts this row, or changes the one with this key to it."""
+    row = {**key, **values}
+    literals = ", ".join(map(_literal, row.values()))
+    changes = ", ".join(f"{name} = excluded.{name}" for name in values)
+    return (
+        f"INSERT INTO {table} ({', '.join(row)}) VALUES ({literals})"  # noqa: S608 - see above
+        f" ON CONFLICT ({', '.join(key)}) DO UPDATE SET {changes}"
+    )
+
+
+def for_postgresql(sql: str) -> str:
+    """Return a statement as PostgreSQL takes it, which writes bytes in another way."""
+    return _BYTES.sub(r"'\\x\1'::bytea", sql)
 
 
 def _where(key: Mapping[str, object]) -> str:
