@@ -51,6 +51,13 @@ def test_a_directory_at_rest_is_well_and_stays_as_it_is(data: Data, deep: bool) 
     assert data.contents() == before
 
 
+def test_it_says_why_a_batch_waits_for_its_end(data: Data) -> None:
+    data.sql(f"UPDATE batches SET fault = 'a blob is missing' WHERE id = '{data.open_batch}'")
+    found = check(data.root)
+    assert found.faults == []
+    assert f"{data.open_batch} waits for its end: a blob is missing" in found.notes
+
+
 async def test_a_store_may_work_meanwhile(tmp_path: Path) -> None:
     async with running(tmp_path / "data") as store:
         (tmp_path / "data" / "secret").chmod(0o600)
