@@ -12,7 +12,7 @@ from typing import Final
 import psutil
 
 from services.cli.ports import FreePorts
-from tests.chaos.doctoring import check_directory
+from tests.kit.doctoring import doctor_check
 from tests.kit.eventually import eventually
 from tests.kit.started_lines import started_to
 from tests.kit.up import RunningUp, is_running
@@ -123,7 +123,7 @@ class EmbeddedSystem:
 
     async def check(self) -> None:
         """Check the directory, while it runs."""
-        await check_directory(self._data)
+        await doctor_check(self._data)
 
     def log_end(self, size: int = 6_000) -> str:
         """Return the end of `up`'s log, to which all of them write."""

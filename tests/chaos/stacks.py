@@ -1,11 +1,13 @@
 """The stacks that rounds are played on, by name."""
 
+import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
 from tests.chaos.embedded import EmbeddedSystem
 from tests.chaos.workload import LINE_TIMEOUT_SECONDS, SHORT_WINDOWS
+from tests.kit.production import APART, ProductionSystem
 from tests.kit.system import System
 
 SETTINGS: Final[Mapping[str, str]] = {
@@ -17,4 +19,6 @@ SETTINGS: Final[Mapping[str, str]] = {
 
 STACKS: Final[Mapping[str, Callable[[Path, Mapping[str, str]], System]]] = {
     "embedded": EmbeddedSystem,
+    "apart": functools.partial(ProductionSystem, parts=APART),
+    "production": ProductionSystem,
 }

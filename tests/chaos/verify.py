@@ -117,9 +117,8 @@ async def _check_batch(client: Client, entry: Entry, listed: Batch) -> Batch:
     if batch.to_dict() != listed.to_dict():
         raise Violation(f"listed as {listed}, but it is {batch}")
     _check_end(entry, batch)
-    if batch.status == "failed":
-        assert batch.errors is not None, batch
-        assert batch.errors.data, batch
+    if batch.in_progress_at is None:
+        _check_never_begun(batch)
         return batch
     try:
         lines = ids(entry.order.lines)
@@ -129,6 +128,16 @@ async def _check_batch(client: Client, entry: Entry, listed: Batch) -> Batch:
         wrong.add_note(f"{entry.key}: {batch}")
         raise
     return batch
+
+
+def _check_never_begun(batch: Batch) -> None:
+    """It failed validation, or was cancelled or too late before that: no line of it is known."""
+    assert batch.status in ("failed", "cancelled", "expired"), batch
+    assert (batch.status == "failed") == bool(batch.errors and batch.errors.data), batch
+    assert (batch.output_file_id, batch.error_file_id) == (None, None), batch
+    counts = batch.request_counts
+    assert counts is not None
+    assert (counts.total, counts.completed, counts.failed) == (0, 0, 0), batch
 
 
 def _check_end(entry: Entry, batch: Batch) -> None:

@@ -21,14 +21,25 @@ NAME: Final = "nightshift-test"
 class ClusterMember:
     """One server of a cluster; started again it keeps its ports and its store."""
 
-    def __init__(self, folder: Path, name: str, port: int, route_port: int) -> None:
-        """Keep all below `folder`; runs nothing until `start`."""
+    def __init__(
+        self, folder: Path, name: str, port: int, route_port: int, *, advertise: bool = True
+    ) -> None:
+        """Keep all below `folder`; runs nothing until `start`.
+
+        Without `advertise` clients are not told of the other servers, and use what they were given.
+        """
         self._folder = folder
         self._name = name
         self._port = port
         self._frozen = False
+        self._more = () if advertise else ("--no_advertise",)
         self.route = f"nats://127.0.0.1:{route_port}"
         self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def port(self) -> int:
+        """Return the port on which it takes clients."""
+        return self._port
 
     @property
     def url(self) -> str:
@@ -47,6 +58,7 @@ class ClusterMember:
                     *("--name", self._name, "--cluster_name", NAME, "--cluster", self.route),
                     *("--routes", ",".join(routes)),
                     *("--jetstream", "--store_dir", str(self._folder / "store")),
+                    *self._more,
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -109,11 +121,17 @@ class ClusterMember:
 class NatsCluster:
     """Three servers; any one of them may be gone and all goes on."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, advertise: bool = True) -> None:
         """Keep each server's files below `folder`; runs nothing until `start`."""
         ports = _free_ports(6)
         self.members = [
-            ClusterMember(folder / f"n{number}", f"n{number}", ports[number], ports[3 + number])
+            ClusterMember(
+                folder / f"n{number}",
+                f"n{number}",
+                ports[number],
+                ports[3 + number],
+                advertise=advertise,
+            )
             for number in range(3)
         ]
 

@@ -53,6 +53,12 @@ class Postgres:
         """Return where it listens on 127.0.0.1; the same after a restart."""
         return self._port
 
+    @property
+    def pid(self) -> int:
+        """Return the id of its main process."""
+        assert self._process is not None, "not started"
+        return self._process.pid
+
     def url(self, database: str = "postgres", *, port: int | None = None) -> str:
         """Return the address of a database, through a proxy's port where one is given."""
         return f"postgresql://postgres@127.0.0.1:{port or self._port}/{database}"

@@ -1,7 +1,8 @@
-"""A TCP proxy that can lose what the server answers."""
+"""A TCP proxy that can lose what the server answers, or let nothing pass for a while."""
 
 import asyncio
 import contextlib
+from collections.abc import Iterator
 from typing import Self
 
 
@@ -18,6 +19,10 @@ class TcpProxy:
         #: Those bytes themselves, kept where a test asks for it.
         self.kept: bytearray | None = None
         self._server: asyncio.Server | None = None
+        self._open = asyncio.Event()
+        self._open.set()
+        self._parted = 0
+        self._refusing = 0
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -38,6 +43,7 @@ class TcpProxy:
         assert self._server is not None
         self._server.close()
         self.cut()
+        self._open.set()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def cut(self) -> None:
@@ -45,11 +51,37 @@ class TcpProxy:
         for writer in self._writers:
             writer.close()
 
+    @contextlib.contextmanager
+    def parted(self) -> Iterator[None]:
+        """Let nothing pass meanwhile: connections stay, new ones are not answered; all is late."""
+        self._parted += 1
+        self._open.clear()
+        try:
+            yield
+        finally:
+            self._parted -= 1
+            if not self._parted:
+                self._open.set()
+
+    @contextlib.contextmanager
+    def refusing(self) -> Iterator[None]:
+        """Cut all connections and take no new ones meanwhile, as if nothing listened there."""
+        self._refusing += 1
+        self.cut()
+        try:
+            yield
+        finally:
+            self._refusing -= 1
+
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        await self._open.wait()
+        if self._refusing:
+            writer.transport.abort()
+            return
         try:
             far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target)
         except OSError:
@@ -77,6 +109,7 @@ class TcpProxy:
                         self.kept += data
                 elif self.lose_answers:
                     continue
+                await self._open.wait()
                 writer.write(data)
                 await writer.drain()
         writer.close()

@@ -1,0 +1,27 @@
+"""`nightshift doctor --check` as an operator runs it, on whatever a store keeps its things in."""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+
+async def doctor_check(data: Path, settings: Mapping[str, str] | None = None) -> None:
+    """Check all that a store keeps. AssertionError with what is at fault there.
+
+    Args:
+        data: its data directory.
+        settings: the store's settings that say where database and blobs are, if not there.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "services.cli.main", "doctor", "--check", "--deep", "--json"),
+        *("--data", str(data)),
+        env={**os.environ, **(settings or {})},
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    output, _ = await process.communicate()
+    said = json.loads(output)
+    assert process.returncode == 0, json.dumps(said.get("faults", said), indent=1)
