@@ -12,6 +12,7 @@ from services.kit.errors import StaleTermError
 from services.store.models import leadership
 
 MAX_TTL_MS: Final = 30_000
+_SLACK_MS: Final = 5_000
 _NAME: Final = "scheduler"
 _ROW: Final = leadership.c.name == _NAME
 
@@ -38,7 +39,7 @@ def lead(connection: sa.Connection, holder: str, *, ttl_ms: int, now_ms: int) ->
     if renewed.rowcount == 0:
         taken = connection.execute(
             leadership.update()
-            .where(_ROW, leadership.c.until_ms <= now_ms)
+            .where(_ROW, sa.or_(leadership.c.until_ms <= now_ms, _set_back(now_ms)))
             .values(holder=holder, term=leadership.c.term + 1, until_ms=until)
         )
         if (
@@ -55,6 +56,11 @@ def lead(connection: sa.Connection, holder: str, *, ttl_ms: int, now_ms: int) ->
         holder=row.holder,
         left_ms=max(0, row.until_ms - now_ms),
     )
+
+
+def _set_back(now_ms: int) -> sa.ColumnElement[bool]:
+    """No lease is so long: the clock was set back since it was taken."""
+    return leadership.c.until_ms > now_ms + MAX_TTL_MS + _SLACK_MS
 
 
 def resign(connection: sa.Connection, holder: str, *, term: int, now_ms: int) -> None:
@@ -78,7 +84,7 @@ def require_term(connection: sa.Connection, term: int, now_ms: int) -> None:
         StaleTermError: another term has begun, or the lease of this one has run out.
     """
     row = connection.execute(
-        sa.select(leadership.c.term, leadership.c.until_ms).where(_ROW).with_for_update(read=True)
+        sa.select(leadership.c.term, leadership.c.until_ms).where(_ROW)
     ).first()
     if row is None or row.term != term:
         raise StaleTermError(f"Term {term} is over; ask for leadership again.")
