@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from services.kit.errors import UnavailableError
 from services.kit.log import get_logger
 
 _log = get_logger(__name__)
@@ -42,6 +43,9 @@ class Loop:
                 await self._run_once()
             except asyncio.CancelledError:
                 raise
+            except UnavailableError as error:
+                # Somebody else is away, and that is told where it was noticed.
+                _log.warning("loop_turn_put_off", loop=self.name, why=error.message)
             except Exception:  # noqa: BLE001 - whatever it is, the next turn tries again
                 _log.exception("loop_turn_failed", loop=self.name)
             if self._stopping:

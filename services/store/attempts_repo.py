@@ -8,6 +8,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from services.store import chunks_repo
+from services.store.leases import Leases
 from services.store.models import attempts, batches, chunks
 
 Row = sa.Row[*tuple[Any, ...]]
@@ -146,14 +147,14 @@ def open_by_token(connection: sa.Connection, executor_id: str, tokens: Sequence[
     )
 
 
-def any_open(connection: sa.Connection, batch_id: str, now_ms: int) -> bool:
-    """Tell whether an attempt of a batch is open under a lease that has not run out."""
+def any_open(connection: sa.Connection, batch_id: str, now_ms: int, leases: Leases) -> bool:
+    """Tell whether an attempt of a batch is open under a lease that has not lapsed."""
     found = connection.scalar(
         sa.select(attempts.c.token)
         .where(
             attempts.c.batch_id == batch_id,
             attempts.c.closed_ms.is_(None),
-            attempts.c.lease_until_ms > now_ms,
+            ~leases.lapsed(attempts.c.lease_until_ms, now_ms),
         )
         .limit(1)
     )

@@ -8,6 +8,7 @@ import sqlalchemy as sa
 
 from protos.nightshift.v1 import common_pb2, dispatch_pb2
 from services.kit.bus import MESSAGE_VERSION
+from services.store.database_time import GIVEN_UP
 from services.store.domain.results import Range, count_lines
 from services.store.models import batches, chunks
 
@@ -90,7 +91,7 @@ def finish(connection: sa.Connection, chunk_id: str) -> None:
     connection.execute(chunks.update().where(chunks.c.id == chunk_id).values(state=DONE))
 
 
-def lapse(connection: sa.Connection, chunk_id: str, dispatch: int, now_ms: int) -> None:
+def give_up(connection: sa.Connection, chunk_id: str, dispatch: int) -> None:
     """End the lease of a chunk's dispatch, so that the next reconcile hands it out again."""
     connection.execute(
         chunks.update()
@@ -98,9 +99,9 @@ def lapse(connection: sa.Connection, chunk_id: str, dispatch: int, now_ms: int) 
             chunks.c.id == chunk_id,
             chunks.c.dispatch == dispatch,
             chunks.c.state == OUT,
-            chunks.c.lease_until_ms > now_ms,
+            chunks.c.lease_until_ms.is_not(None),
         )
-        .values(lease_until_ms=now_ms)
+        .values(lease_until_ms=GIVEN_UP)
     )
 
 

@@ -1,7 +1,7 @@
 """What every part of the store is given."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import sqlalchemy as sa
@@ -10,10 +10,14 @@ from services.kit.clock import Clock
 from services.kit.ids import IdGenerator, ProjectId
 from services.store.blobs.base import Blobs
 from services.store.database import Database
+from services.store.disk import Disk
+from services.store.leases import Leases
 from services.store.models import counters
 from services.store.settings import StoreSettings
 
-LoopName = Literal["outbox", "validator", "finalizer", "ender", "sweeper", "deliveries", "events"]
+LoopName = Literal[
+    "outbox", "validator", "finalizer", "ender", "sweeper", "deliveries", "events", "time"
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,10 +34,19 @@ class Context:
     new_id: IdGenerator
     settings: StoreSettings
     wake: Callable[[LoopName], None]
+    disk: Disk = field(default_factory=Disk)
+
+    def __post_init__(self) -> None:
+        """Carry the database's time by the clock of all others."""
+        self.db.time.carry_by(self.clock)
 
     def now_ms(self) -> int:
-        """Return milliseconds since the epoch; the one place where the store's time comes from."""
-        return int(self.clock.now() * 1000)
+        """Return the database's time in milliseconds since the epoch; nothing else decides."""
+        return self.db.time.now_ms()
+
+    def leases(self) -> Leases:
+        """Return how the leases of attempts are judged now."""
+        return Leases(int(self.settings.lease_seconds * 1000), self.db.time.heard_since_ms)
 
     def blob_name(self, project_id: ProjectId, kind: str) -> str:
         """Return a name for a new blob; `kind` is one of ours, never a user's text."""

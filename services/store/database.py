@@ -137,12 +137,13 @@ class Database:
         Raises:
             UnavailableError: it cannot be reached.
         """
+        self.time.look_regularly()
         asked = self.time.carried()
         seconds = self._dialect.pulse()
         self.time.observe(self.time.system() if seconds is None else seconds, asked=asked)
 
     async def keep_time(self) -> None:
-        """Do `look` beside the event loop; to be called each second."""
+        """Do `look` beside the event loop; to be called each second from then on."""
         await asyncio.to_thread(self.look)
 
     def check(self) -> None:

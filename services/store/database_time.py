@@ -22,6 +22,9 @@ _log = get_logger(__name__)
 GIVEN_UP: Final = 0
 """End of a lease that its holder gave up, or that is known to be lost."""
 
+FAR_MS: Final = 60_000
+"""No lease ends so much later than its length from now on: the clock was set back meanwhile."""
+
 JUMP_SECONDS: Final = 2.0
 """A clock that is so far from where it was carried to has been set."""
 GAP_SECONDS: Final = 4.0
@@ -35,14 +38,28 @@ class DatabaseTime:
 
     def __init__(self, clock: Clock) -> None:
         """Begin with `clock`'s own time, nothing heard yet."""
-        self._clock = clock
         self._lock = threading.Lock()
-        self._seen_at = self.carried()
+        self._faulty_at: float | None = None
+        self._why: str | None = None
+        self._regular = False
+        self._begin(clock)
+
+    def _begin(self, clock: Clock) -> None:
+        self._clock = clock
+        self._seen_at = clock.monotonic()
         self._offset = clock.now() - self._seen_at
         self._since = clock.now()
         self._observed = False
-        self._faulty_at: float | None = None
-        self._why: str | None = None
+
+    def carry_by(self, clock: Clock) -> None:
+        """Let another clock carry the time, beginning again where it is another one."""
+        if clock is not self._clock:
+            with self._lock:
+                self._begin(clock)
+
+    def look_regularly(self) -> None:
+        """Take a long time without `observe` for one in which the database was away."""
+        self._regular = True
 
     def carried(self) -> float:
         """Return seconds of the clock that carries the time; only differences mean anything."""
@@ -60,11 +77,6 @@ class DatabaseTime:
     def heard_since_ms(self) -> int:
         """From when on, by the database's time, beats could be heard without a gap."""
         return int(self._since * 1000)
-
-    def lapse_ms(self, lease_ms: int) -> int:
-        """Return the time up to which an end of a lease of this length means that it lapsed."""
-        now_ms = self.now_ms()
-        return now_ms if self.heard_since_ms + lease_ms <= now_ms else GIVEN_UP
 
     def observe(self, seconds: float, *, asked: float) -> None:
         """Take note of the database's time.
@@ -92,7 +104,7 @@ class DatabaseTime:
             return "start"
         if abs(offset - self._offset) > JUMP_SECONDS:
             return "clock_set"
-        if now - self._seen_at > GAP_SECONDS:
+        if self._regular and now - self._seen_at > GAP_SECONDS:
             return "database_silent"
         if self._faulty_at is not None and now - self._faulty_at > JUMP_SECONDS:
             return "database_not_written"

@@ -108,12 +108,13 @@ class Ender:
 
     def _ready(self, connection: sa.Connection) -> list[Row]:
         """Stopping batches with nothing to wait for; at most 2 s pass until all are."""
-        now_ms = self._context.now_ms()
+        now_ms, leases = self._context.now_ms(), self._context.leases()
         return [
             row
             for row in self._stopping(connection)
-            if row.stopping_ms + STOP_MS <= now_ms
-            or not attempts_repo.any_open(connection, row.id, now_ms)
+            # Later than now where the clock was set back.
+            if abs(now_ms - row.stopping_ms) >= STOP_MS
+            or not attempts_repo.any_open(connection, row.id, now_ms, leases)
         ]
 
     def _seal_ready(self, connection: sa.Connection) -> int:

@@ -81,7 +81,7 @@ def hand_back(
     """Close attempts that an executor gives up; nobody is suspected for it."""
     for row in attempts_repo.open_by_token(connection, executor_id, tokens):
         attempts_repo.close(connection, [row.token], Outcome.HANDED_BACK, now_ms)
-        chunks_repo.lapse(connection, row.chunk_id, row.dispatch, now_ms)
+        chunks_repo.give_up(connection, row.chunk_id, row.dispatch)
 
 
 def report_death(

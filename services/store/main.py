@@ -2,10 +2,8 @@
 
 import asyncio
 import contextlib
-import fcntl
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from pathlib import Path
 from typing import Any, NoReturn
 
 from protos.nightshift.v1 import (
@@ -27,10 +25,10 @@ from services.kit.interceptors import (
     TraceInterceptor,
 )
 from services.kit.loop import Loop
-from services.kit.settings import SettingsError
-from services.store import memory, migrate
+from services.store import memory, starting
+from services.store.alone import only_store
 from services.store.batches_servicer import BatchesServicer
-from services.store.blobs.place import open_blobs
+from services.store.blobs.place import disk_of, open_blobs
 from services.store.bus_link import keep_bus
 from services.store.context import Context, LoopName
 from services.store.database import Database
@@ -71,12 +69,13 @@ async def _serve(stopping: asyncio.Event) -> None:
         ensure_secret(secret_file)
         secret = service.read_secret(secret_file)
         durable = settings.durability == "full"
-        db = Database(settings.sqlalchemy_url, durable=durable)
+        clock = SystemClock()
+        db = Database(settings.sqlalchemy_url, durable=durable, clock=clock)
         stack.callback(db.close)
         if db.is_sqlite:
-            stack.enter_context(_only_store(settings.data_dir / "store.lock"))
-        clock = SystemClock()
-        migrate.upgrade(db.writer_engine, int(clock.now()))
+            stack.enter_context(only_store(settings.data_dir))
+        if not await starting.prepare(db, stopping):
+            return
 
         blobs = open_blobs(settings)
         stack.push_async_callback(blobs.close)
@@ -93,6 +92,7 @@ async def _serve(stopping: asyncio.Event) -> None:
             new_id=ids.uuid7_hex,
             settings=settings,
             wake=wake,
+            disk=disk_of(settings),
         )
         reader = InputReader(context.blobs)
         outbox = Outbox(db)
@@ -123,20 +123,6 @@ async def _serve(stopping: asyncio.Event) -> None:
         await stopping.wait()
 
 
-@contextlib.contextmanager
-def _only_store(path: Path):  # type: ignore[no-untyped-def]  # a context manager of nothing
-    """Hold the lock that makes this the only store on its SQLite database."""
-    with path.open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise SettingsError(
-                f"another store works on {path.parent}; stop it first, or give this one another "
-                "NIGHTSHIFT_STORE_DATA_DIR"
-            ) from None
-        yield
-
-
 def _start_loops(
     stack: contextlib.AsyncExitStack,
     loops: dict[LoopName, Loop],
@@ -154,6 +140,7 @@ def _start_loops(
         "deliveries": (deliveries.run_once, _TICK_SECONDS),
         "events": (hub.run_once, _TICK_SECONDS),
         "sweeper": (Sweeper(context).run_once, _SWEEP_SECONDS),
+        "time": (context.db.keep_time, _TICK_SECONDS),
     }
     for name, (run_once, tick_seconds) in turns.items():
         loops[name] = Loop(name, run_once, tick_seconds=tick_seconds)

@@ -15,6 +15,7 @@ from services.store.domain.results import Range
 from services.store.domain.state import BatchStatus
 from services.store.engines_repo import EngineNotes, Key
 from services.store.input_reader import Parts
+from services.store.leases import Leases
 from services.store.models import attempts, batches, chunks
 
 Row = sa.Row[*tuple[Any, ...]]
@@ -68,14 +69,15 @@ def open_attempt(
     delivery: Delivery,
     *,
     engines: EngineNotes,
-    lease_ms: int,
+    leases: Leases,
     new_id: IdGenerator,
     now_ms: int,
 ) -> Opening:
     """Open an attempt for a delivery; a repeated call finds the one it opened before.
 
     A message that comes again takes over from the attempt that it made before: what was in the
-    engine of one that fell silent is put apart.
+    engine of one that fell silent is put apart. But where it may have come again because the store
+    was away, the attempt goes on for as long as it beats.
     """
     batch = connection.execute(_BATCH_OF_CHUNK, {"chunk_id": delivery.chunk_id}).first()
     if batch is None:
@@ -86,18 +88,19 @@ def open_attempt(
         return gone
     opened_before = attempts_repo.open_of_chunk(connection, chunk.id)
     for other in opened_before:
-        if other.lease_until_ms <= now_ms:
-            continue
-        if _same_delivery(other, delivery):
+        if leases.end_ms(other.lease_until_ms) > now_ms and _same_delivery(other, delivery):
             return _opened(connection, chunk, other)
-        if delivery.num_delivered <= 1:
-            return Busy(left_ms=other.lease_until_ms - now_ms)
+        left_ms = _left(other, delivery, leases, now_ms)
+        if left_ms > 0:
+            return Busy(left_ms=left_ms)
     if opened_before:
-        _take_over(connection, opened_before, lease_ms=lease_ms, new_id=new_id, now_ms=now_ms)
+        _take_over(connection, opened_before, leases=leases, new_id=new_id, now_ms=now_ms)
         chunk = _chunk(connection, chunk.id)
         if chunk.state != chunks_repo.OUT:
             return Gone(reason="superseded")
-    opening = _open(connection, chunk, delivery, lease_ms=lease_ms, new_id=new_id, now_ms=now_ms)
+    opening = _open(
+        connection, chunk, delivery, lease_ms=leases.lease_ms, new_id=new_id, now_ms=now_ms
+    )
     if not isinstance(opening, Opened):
         return opening
     engine = engines.note(
@@ -150,15 +153,26 @@ def _same_delivery(attempt: Row, delivery: Delivery) -> bool:
     )
 
 
+def _left(other: Row, delivery: Delivery, leases: Leases, now_ms: int) -> int:
+    """How much longer an open attempt keeps off this delivery; not positive if it does not."""
+    if delivery.num_delivered <= 1:
+        return leases.end_ms(other.lease_until_ms) - now_ms
+    if other.opened_ms < leases.heard_since_ms:
+        return leases.last_sign_ms(other.lease_until_ms) + SILENT_MS - now_ms
+    return 0
+
+
 def _take_over(
     connection: sa.Connection,
     others: Sequence[Row],
     *,
-    lease_ms: int,
+    leases: Leases,
     new_id: IdGenerator,
     now_ms: int,
 ) -> None:
-    silent = [each for each in others if each.lease_until_ms - lease_ms <= now_ms - SILENT_MS]
+    silent = [
+        each for each in others if leases.last_sign_ms(each.lease_until_ms) <= now_ms - SILENT_MS
+    ]
     quarantine.take_apart(
         connection,
         [quarantine.loss_of(each) for each in silent],

@@ -22,6 +22,7 @@ from protos.nightshift.v1 import dispatch_pb2
 from services.kit.ids import IdGenerator, ProjectId
 from services.kit.log import get_logger
 from services.store import attempts_repo, chunks_repo, outbox, results_repo
+from services.store.database_time import GIVEN_UP
 from services.store.domain.results import (
     Range,
     count_lines,
@@ -220,7 +221,7 @@ class _Batch:
                 first_line=lines[0][0],
                 line_count=count_lines(lines),
                 input_bytes=_share(chunk, count_lines(lines)),
-                lease_until_ms=self.now_ms,
+                lease_until_ms=GIVEN_UP,
                 deaths=chunks.c.deaths + deaths,
             )
         )

@@ -9,6 +9,7 @@ from protos.nightshift.v1 import dispatch_pb2
 from services.kit.ids import IdGenerator
 from services.store import attempts_repo, chunks_repo, quarantine
 from services.store.domain.state import BatchStatus
+from services.store.leases import Leases
 from services.store.models import batches, chunks
 
 Row = sa.Row[*tuple[Any, ...]]
@@ -40,6 +41,7 @@ def reclaim(
     max_attempts: int,
     new_id: IdGenerator,
     now_ms: int,
+    leases: Leases,
 ) -> list[dispatch_pb2.Dispatch]:
     """Raise the dispatch of chunks that have no live lease and return their messages.
 
@@ -50,11 +52,12 @@ def reclaim(
         max_attempts: deaths after which a single line is not tried again.
         new_id: names new chunks.
         now_ms: the store's time.
+        leases: which of them count as lapsed.
 
     Returns:
         Chunks that run alone first, at most one a pool; the others by (`seq`, line).
     """
-    lapsed = _lapsed(connection, limit, now_ms)
+    lapsed = _lapsed(connection, limit, now_ms, leases)
     lost = attempts_repo.open_of_chunks(connection, lapsed)
     quarantine.take_apart(
         connection,
@@ -70,8 +73,10 @@ def reclaim(
     return chunks_repo.dispatches(connection, raised)
 
 
-def _lapsed(connection: sa.Connection, limit: int, now_ms: int) -> list[str]:
-    query = _OPEN.where(chunks.c.state == chunks_repo.OUT, chunks.c.lease_until_ms <= now_ms)
+def _lapsed(connection: sa.Connection, limit: int, now_ms: int, leases: Leases) -> list[str]:
+    query = _OPEN.where(
+        chunks.c.state == chunks_repo.OUT, leases.lapsed(chunks.c.lease_until_ms, now_ms)
+    )
     return [row.id for row in connection.execute(query.limit(limit), {"now_ms": now_ms})]
 
 
@@ -95,7 +100,11 @@ def _unopened(
     query = _OPEN.where(
         chunks.c.state == chunks_repo.OUT,
         chunks.c.lease_until_ms.is_(None),
-        chunks.c.dispatched_ms <= now_ms - UNOPENED_MS,
+        # Later than now where the clock was set back.
+        sa.or_(
+            chunks.c.dispatched_ms <= now_ms - UNOPENED_MS,
+            chunks.c.dispatched_ms > now_ms + UNOPENED_MS,
+        ),
         chunks.c.pool_id.in_(list(idle_pools)),
     )
     return [row.id for row in connection.execute(query.limit(limit), {"now_ms": now_ms})]

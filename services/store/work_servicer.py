@@ -163,6 +163,7 @@ class WorkServicer(work_pb2_grpc.WorkServicer):
                 max_attempts=self._context.settings.max_attempts,
                 new_id=self._context.new_id,
                 now_ms=now_ms,
+                leases=self._context.leases(),
             )
             return work_pb2.ReclaimChunksResponse(dispatches=raised)
 
@@ -216,7 +217,7 @@ class WorkServicer(work_pb2_grpc.WorkServicer):
                 connection,
                 delivery,
                 engines=self._engines,
-                lease_ms=self._lease_ms,
+                leases=self._context.leases(),
                 new_id=self._context.new_id,
                 now_ms=self._context.now_ms(),
             ),

@@ -12,10 +12,13 @@ RETRY_AFTER_SECONDS: Final = 1
 # system. Then single ones: ended while idle or for its length, lock not got in time, a standby.
 _PASSING_CLASSES: Final = ("08", "40", "53", "57", "58")
 _PASSING_STATES: Final = frozenset({"25P03", "25P04", "55P03", "25006"})
+_DISK_FULL: Final = "53100"
 _DATA_CLASS: Final = "22"
 
 # SQLite's primary codes: busy, locked, no memory, I/O, full, cannot open, locking protocol.
-_PASSING_SQLITE: Final = frozenset({5, 6, 7, 10, 13, 14, 15})
+_FULL: Final = 13
+_CANNOT_OPEN: Final = 14
+_PASSING_SQLITE: Final = frozenset({5, 6, 7, 10, _FULL, _CANNOT_OPEN, 15})
 
 
 def may_pass(error: BaseException) -> bool:
@@ -34,11 +37,16 @@ def may_pass(error: BaseException) -> bool:
     return isinstance(error, OperationalError | InterfaceError)
 
 
+def worth_awaiting(error: BaseException) -> bool:
+    """Tell whether a start waits for a fault to pass; a file that cannot be opened stays so."""
+    return may_pass(error) and _sqlite_code(error) != _CANNOT_OPEN
+
+
 def unavailable(error: BaseException) -> UnavailableError:
     """Return what callers are told of a fault that did not pass in time; the log has the rest."""
     if isinstance(error, UnavailableError):
         return error
-    full = _sqlstate(error) == "53100" or _sqlite_code(error) == 13
+    full = _sqlstate(error) == _DISK_FULL or _sqlite_code(error) == _FULL
     why = "has no room left" if full else "cannot be reached or written right now"
     return UnavailableError(
         f"The database {why}; try again.", retry_after_seconds=RETRY_AFTER_SECONDS

@@ -1,0 +1,51 @@
+"""Starting on a database: it is waited for, checked and brought to this version's schema."""
+
+import asyncio
+from typing import Final
+
+from sqlalchemy.exc import DBAPIError
+
+from services.kit.errors import UnavailableError
+from services.kit.log import get_logger
+from services.store import migrate
+from services.store.database import Database
+from services.store.sql import faults
+
+_log = get_logger(__name__)
+
+_FIRST_PAUSE_SECONDS: Final = 0.1
+_MOST_PAUSE_SECONDS: Final = 2.0
+
+
+async def prepare(db: Database, stopping: asyncio.Event) -> bool:
+    """Wait until the database can be worked on; tell whether it can, or the store is to stop.
+
+    A database that is not there yet is waited for as long as it takes: the log says so, and the
+    store does not listen before it is.
+
+    Raises:
+        SettingsError: it is there and does not do; the message says what to change.
+    """
+    pause = _FIRST_PAUSE_SECONDS
+    while not stopping.is_set():
+        try:
+            await asyncio.to_thread(_prepare, db)
+        except (DBAPIError, UnavailableError) as error:
+            cause = error.__cause__ or error
+            if not (faults.worth_awaiting(error) or isinstance(error, UnavailableError)):
+                raise
+            _log.warning("database_awaited", why=faults.summary(cause))
+        else:
+            return True
+        try:
+            async with asyncio.timeout(pause):
+                await stopping.wait()
+        except TimeoutError:
+            pause = min(2 * pause, _MOST_PAUSE_SECONDS)
+    return False
+
+
+def _prepare(db: Database) -> None:
+    db.check()
+    db.look()
+    migrate.upgrade(db.writer_engine, db.time.now_ms() // 1000)
