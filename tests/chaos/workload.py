@@ -119,7 +119,8 @@ def cancelled(rng: random.Random, name: str) -> Order:
 
 def expiring(rng: random.Random, name: str) -> Order:
     """A window that is too short for some of its lines."""
-    lines = [_slow(name, number, rng.choice((300, 20_000))) for number in range(200)]
+    # The slow ones stay below the time that a line is given.
+    lines = [_slow(name, number, rng.choice((300, 9_000))) for number in range(400)]
     return Order(
         kind="expiring",
         lines=tuple(lines),
