@@ -8,6 +8,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from services.executor.engines.base import STALL_LIMIT_SECONDS
+from services.kit.addresses import parse_addresses
 from services.kit.ids import PoolId, pool_id_of
 from services.kit.settings import ServiceSettings
 
@@ -26,7 +27,7 @@ class ExecutorSettings(ServiceSettings):
         Path("nightshift-data/secret"), validation_alias="NIGHTSHIFT_SECRET_FILE"
     )
     store: str = "127.0.0.1:7401"
-    """Address of the store, `host:port`."""
+    """The store, `host:port`, or several that share a database, separated by commas."""
     name: str = Field("executor-0", pattern=r"^[A-Za-z0-9_-]{1,64}$")
     """Unique in the fleet."""
     engine: Literal["simulated", "vllm"] = "simulated"
@@ -50,6 +51,12 @@ class ExecutorSettings(ServiceSettings):
     """Time that running lines get when the executor is told to stop."""
     started_dir: Path | None = None
     """Where the simulated engine notes each line that it starts; None for nowhere."""
+
+    @field_validator("store")
+    @classmethod
+    def _are_addresses(cls, value: str) -> str:
+        parse_addresses(value)
+        return value
 
     @field_validator("engine_args")
     @classmethod

@@ -16,8 +16,9 @@ from services.gateway.grpc_public import start_public_server
 from services.gateway.keys import KeyAuth
 from services.gateway.limits import RequestLimiter
 from services.gateway.protocol import BoundedProtocol
-from services.gateway.settings import GatewaySettings, split_address
+from services.gateway.settings import GatewaySettings
 from services.kit import ids, rpc, service
+from services.kit.addresses import split_address
 from services.kit.clock import SystemClock
 from services.kit.errors import NightshiftError, UnavailableError
 from services.kit.log import get_logger

@@ -8,6 +8,7 @@ from typing import Final
 from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
+from services.kit.addresses import parse_addresses, split_address
 from services.kit.settings import ServiceSettings
 
 MAX_WINDOW_SECONDS: Final = 7 * 86_400
@@ -28,7 +29,7 @@ class GatewaySettings(ServiceSettings):
     listen: str = "127.0.0.1:8000"
     #: `host:port` of the public gRPC services.
     grpc_listen: str = "127.0.0.1:8001"
-    #: `host:port` of the store.
+    #: `host:port` of the store, or of several that share a database, separated by commas.
     store: str = "127.0.0.1:7401"
     #: Completion windows that a batch may ask for: a comma list of a number and s, m, h or d.
     completion_windows: str = "24h"
@@ -45,6 +46,12 @@ class GatewaySettings(ServiceSettings):
     @classmethod
     def _is_address(cls, value: str) -> str:
         split_address(value)
+        return value
+
+    @field_validator("store")
+    @classmethod
+    def _are_addresses(cls, value: str) -> str:
+        parse_addresses(value)
         return value
 
     @field_validator("completion_windows")
@@ -70,24 +77,6 @@ class GatewaySettings(ServiceSettings):
             if not is_loopback(host):
                 return f"NIGHTSHIFT_GATEWAY_{name}", address
         return None
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Return host and port of `host:port`; an IPv6 host stands in brackets.
-
-    Raises:
-        ValueError: it is no such address.
-    """
-    host, separator, port = address.rpartition(":")
-    if not separator or not host or not port.isascii() or not port.isdigit():
-        raise ValueError("expected host:port, such as 127.0.0.1:8000")
-    if int(port) > 65_535:
-        raise ValueError("a port is at most 65535")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    elif ":" in host:
-        raise ValueError("an IPv6 host stands in brackets, such as [::1]:8000")
-    return host, int(port)
 
 
 def is_loopback(host: str) -> bool:

@@ -5,11 +5,17 @@ from typing import Any, Final, Self
 
 import grpc
 
+from services.kit.addresses import parse_addresses
 from services.kit.frames import FRAME_BYTES
+from services.kit.peers import Peers, is_address
 from services.kit.policies import policy_of, service_config
+from services.kit.spread import SpreadChannel
 
 KEEPALIVE_SECONDS: Final = 10
 """Both sides of a connection: a client that pings faster than the server allows is cut off."""
+
+SPREAD_KEEPALIVE_SECONDS: Final = 2
+"""The same of a client that has several servers to choose from."""
 
 OPTIONS: Final[list[tuple[str, Any]]] = [
     ("grpc.keepalive_time_ms", KEEPALIVE_SECONDS * 1000),
@@ -27,6 +33,15 @@ CHANNEL_OPTIONS: Final[list[tuple[str, Any]]] = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 250),
     ("grpc.keepalive_permit_without_calls", 1),
+]
+
+# Where others can answer, a connection on which nothing moves is given up sooner, with the streams
+# on it; unary calls have moved on by then.
+_SPREAD_OPTIONS: Final[list[tuple[str, Any]]] = [
+    *((name, value) for name, value in CHANNEL_OPTIONS if "keepalive_time" not in name),
+    ("grpc.keepalive_time_ms", 1000 * SPREAD_KEEPALIVE_SECONDS),
+    ("grpc.keepalive_timeout_ms", 3_000),
+    ("grpc.http2.max_pings_without_data", 0),
 ]
 
 
@@ -88,7 +103,18 @@ class DeadlineChannel(grpc.aio.Channel):
 
 
 def open_channel(target: str) -> grpc.aio.Channel:
-    """Open a channel to `host:port`; it belongs to the running loop and is closed by the caller."""
+    """Open a channel to one or more stores; it belongs to the running loop, its caller closes it.
+
+    Args:
+        target: `host:port`, several of them separated by commas. A host may be a name, which may
+            stand for several addresses; those are looked up again while the channel is open.
+
+    Raises:
+        ValueError: it is no such list.
+    """
+    entries = parse_addresses(target)
+    if len(entries) > 1 or not (is_address(entries[0][0]) or entries[0][0] == "localhost"):
+        return SpreadChannel(Peers(entries, _SPREAD_OPTIONS))
     return DeadlineChannel(
         grpc.aio.insecure_channel(
             target, options=[*CHANNEL_OPTIONS, ("grpc.service_config", service_config())]

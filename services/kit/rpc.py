@@ -10,7 +10,12 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from services.kit import telemetry
-from services.kit.channels import KEEPALIVE_SECONDS, OPTIONS, open_channel
+from services.kit.channels import (
+    KEEPALIVE_SECONDS,
+    OPTIONS,
+    SPREAD_KEEPALIVE_SECONDS,
+    open_channel,
+)
 from services.kit.policies import POLICIES, CallPolicy
 
 __all__ = [
@@ -37,11 +42,14 @@ _SERVER_OPTIONS: Final[list[tuple[str, Any]]] = [
     *OPTIONS,
     # Without this a second process binds the same port and calls hang.
     ("grpc.so_reuseport", 0),
-    ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_SECONDS * 500),
+    ("grpc.http2.min_ping_interval_without_data_ms", SPREAD_KEEPALIVE_SECONDS * 500),
     ("grpc.keepalive_permit_without_calls", 1),
 ]
 
 Channel = grpc.aio.Channel
+
+LAME_SECONDS: Final = 0.3
+"""How long a server that drains still takes calls of those who have not heard of it."""
 
 CallFault: Final = grpc.aio.AioRpcError
 """What every call may raise; `services.kit.errors.from_rpc_error` says what it means."""
@@ -93,12 +101,42 @@ def metadata(
     return tuple(pairs)
 
 
+class _Health(health.aio.HealthServicer):
+    """The health service, whose watches a server that drains does not wait for."""
+
+    def __init__(self) -> None:
+        """Serve from the start."""
+        super().__init__()
+        self.watchers = 0
+        self._ended = asyncio.Event()
+
+    async def Watch(  # noqa: N802 - its name in the protocol
+        self, request: health_pb2.HealthCheckRequest, context: Any
+    ) -> None:
+        """Tell of every change until the server drains."""
+        tasks = [
+            asyncio.ensure_future(super().Watch(request, context)),
+            asyncio.ensure_future(self._ended.wait()),
+        ]
+        self.watchers += 1
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self.watchers -= 1
+            for task in tasks:
+                task.cancel()
+
+    def end_watches(self) -> None:
+        """Let all of them end."""
+        self._ended.set()
+
+
 @dataclass(frozen=True, slots=True)
 class RunningServer:
     """A server that listens; keep it referenced, or it stops serving."""
 
     server: grpc.aio.Server
-    health: health.aio.HealthServicer
+    health: _Health
     port: int
     names: tuple[str, ...] = ("",)
 
@@ -109,9 +147,21 @@ class RunningServer:
         for name in self.names:
             await self.health.set(name, status)
 
-    async def drain(self, grace_seconds: float) -> None:
-        """Say that no new work is taken, then give what runs `grace_seconds`."""
+    async def drain(
+        self, grace_seconds: float, end_streams: Callable[[], None] = lambda: None
+    ) -> None:
+        """Say that no new work is taken, then give what runs `grace_seconds`.
+
+        Args:
+            grace_seconds: what is left after that is cut off.
+            end_streams: asks streams to end that would go on for as long as both sides are there.
+        """
         await self.health.enter_graceful_shutdown()
+        if self.health.watchers:
+            # Who watches sends its calls elsewhere as soon as it hears; until then they are taken.
+            await asyncio.sleep(LAME_SECONDS)
+        end_streams()
+        self.health.end_watches()
         await self.server.stop(grace_seconds)
 
 
@@ -193,7 +243,7 @@ async def start_server(
     for entry in services:
         entry.add(entry.servicer, server)
         names.append(entry.full_name)
-    health_servicer = health.aio.HealthServicer()
+    health_servicer = _Health()
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     reflection.enable_server_reflection(names, server)
     port = server.add_insecure_port(listen)

@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
+from services.kit.addresses import parse_addresses
 from services.kit.settings import ServiceSettings
 
 
@@ -19,7 +20,7 @@ class SchedulerSettings(ServiceSettings):
     listen: str = "127.0.0.1:7402"
     #: Prometheus metrics, `host:port`; empty means off.
     metrics_listen: str = ""
-    #: The store, `host:port`.
+    #: The store, `host:port`, or several that share a database, separated by commas.
     store: str = "127.0.0.1:7401"
     #: Unique in the fleet; empty means a new one at each start, which then waits for the lease of
     #: the one before it.
@@ -32,3 +33,9 @@ class SchedulerSettings(ServiceSettings):
     secret_file: Path = Field(
         Path("nightshift-data/secret"), validation_alias="NIGHTSHIFT_SECRET_FILE"
     )
+
+    @field_validator("store")
+    @classmethod
+    def _are_addresses(cls, value: str) -> str:
+        parse_addresses(value)
+        return value

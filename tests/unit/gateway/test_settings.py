@@ -6,8 +6,8 @@ from services.gateway.settings import (
     GatewaySettings,
     is_loopback,
     parse_windows,
-    split_address,
 )
+from services.kit.addresses import split_address
 from services.kit.settings import SettingsError
 
 

@@ -1,0 +1,31 @@
+"""Addresses as settings name them: `host:port`, or several of them. Pure."""
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Return host and port of `host:port`; an IPv6 host stands in brackets.
+
+    Raises:
+        ValueError: it is no such address.
+    """
+    host, separator, port = address.rpartition(":")
+    if not separator or not host or not port.isascii() or not port.isdigit():
+        raise ValueError("expected host:port, such as 127.0.0.1:8000")
+    if int(port) > 65_535:
+        raise ValueError("a port is at most 65535")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ValueError("an IPv6 host stands in brackets, such as [::1]:8000")
+    return host, int(port)
+
+
+def parse_addresses(text: str) -> list[tuple[str, int]]:
+    """Return hosts and ports of `host:port,host:port,…`, in the order given.
+
+    Raises:
+        ValueError: it is no such list, or names none.
+    """
+    entries = [split_address(each.strip()) for each in text.split(",") if each.strip()]
+    if not entries:
+        raise ValueError("expected host:port, or several of them separated by commas")
+    return entries
