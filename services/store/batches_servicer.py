@@ -60,6 +60,7 @@ class BatchesServicer(batches_pb2_grpc.BatchesServicer):
             key_id=metadata_value(context, rpc.API_KEY_ID_KEY) or None,
             traceparent=metadata_value(context, "traceparent"),
         )
+        await self._context.disk.require_room()
         row = await self._insert(batch, metadata_value(context, rpc.IDEMPOTENCY_KEY))
         self._context.wake("validator")
         return batches_pb2.CreateBatchResponse(batch=await self._shown(row))

@@ -3,12 +3,13 @@
 import asyncio
 from collections.abc import AsyncIterator
 
+import sqlalchemy as sa
 import xxhash
 
 from protos.nightshift.v1 import uploads_pb2
 from services.kit.errors import InvalidRequestError
 from services.kit.ids import ProjectId
-from services.store import memory, receiving, uploads_repo
+from services.store import memory, quota_repo, receiving, uploads_repo
 from services.store.context import Context
 from services.store.domain.part_index import PartIndexer
 
@@ -27,15 +28,19 @@ class Part:
         self._project_id = project_id
         self._digest = xxhash.xxh3_128()
         self._size = 0
+        self._quota = quota_repo.Quota(project_id=project_id, limit=None)
 
     async def receive(self, requests: Requests) -> uploads_pb2.UploadPart:
         """Store the part and return it.
 
         Raises:
             NotFoundError: the upload is unknown, or another project's.
-            InvalidRequestError: it has ended, or the part does not fit.
+            InvalidRequestError: it has ended, or the part does not fit, or the project's quota.
+            UnavailableError: nothing can be stored now.
         """
         upload = await self._upload(requests)
+        self._quota = await receiving.room_for(self._context, self._project_id)
+        self._quota.require(0, param="data")
         indexer = self._indexer(upload)
         names = [await receiving.announce(self._context, self._project_id, "part")]
         try:
@@ -90,6 +95,8 @@ class Part:
                 )
             if self._size > upload.bytes:
                 raise uploads_repo.too_much(upload)
+            self._quota.require(self._size, param="data")
+            await self._context.disk.require_room()
             self._digest.update(data)
             if indexer is not None:
                 await asyncio.to_thread(indexer.feed, data)
@@ -107,10 +114,17 @@ class Part:
             index_blob=names[1] if len(names) > 1 else None,
             digest=self._digest.hexdigest(),
         )
-        most = self._context.settings.max_upload_bytes
-        await self._context.db.write(
-            "part.add", lambda connection: uploads_repo.add_part(connection, part, most_bytes=most)
-        )
+        settings = self._context.settings
+
+        def add(connection: sa.Connection) -> None:
+            # What decides: others may have added to it since it was looked at.
+            quota = quota_repo.quota(
+                connection, part.project_id, settings.project_quota_bytes, part.created_at
+            )
+            quota.require(part.bytes, param="data")
+            uploads_repo.add_part(connection, part, most_bytes=settings.max_upload_bytes)
+
+        await self._context.db.write("part.add", add)
         return uploads_pb2.UploadPart(
             id=part.id, created_at=part.created_at, upload_id=part.upload_id
         )

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from services.kit.errors import InvalidRequestError
 from services.kit.ids import ProjectId
-from services.store import blobs_repo
+from services.store import blobs_repo, quota_repo
 from services.store.context import Context
 
 IDLE_SECONDS = 60.0
@@ -28,6 +28,20 @@ async def next_frame(requests: AsyncIterator[Frame]) -> Frame | None:
         raise InvalidRequestError(
             f"Nothing was received for {IDLE_SECONDS:.0f} seconds; upload it again."
         ) from None
+
+
+async def room_for(context: Context, project_id: ProjectId) -> quota_repo.Quota:
+    """Return what a project may still keep, before its bytes are sent.
+
+    Raises:
+        UnavailableError: the store's disk takes nothing new.
+    """
+    await context.disk.require_room()
+    now_at = context.now_ms() // 1000
+    default = context.settings.project_quota_bytes
+    return await context.db.read(
+        lambda connection: quota_repo.quota(connection, project_id, default, now_at)
+    )
 
 
 async def announce(context: Context, project_id: ProjectId, kind: str) -> str:

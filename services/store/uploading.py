@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from protos.nightshift.v1 import files_pb2
 from services.kit.errors import InvalidRequestError, TooLargeError
 from services.kit.ids import FileId, ProjectId
-from services.store import files_repo, idempotency_repo, receiving
+from services.store import files_repo, idempotency_repo, quota_repo, receiving
 from services.store.context import Context
 from services.store.domain.line_index import LineIndex, LineIndexer
 from services.store.domain.shape import Shape, refusal
@@ -49,15 +49,19 @@ class Upload:
         # Names of all blobs of this upload, to be given up together.
         self._written: list[str] = []
         self._footer: files_pb2.UploadFileFooter | None = None
+        self._quota = quota_repo.Quota(project_id=project_id, limit=None)
 
     async def receive(self, requests: Requests) -> files_pb2.File:
         """Store the file and return it.
 
         Raises:
-            InvalidRequestError: header, footer or content do not fit.
+            InvalidRequestError: header, footer or content do not fit, or the project's quota.
             TooLargeError: more bytes than allowed.
+            UnavailableError: nothing can be stored now.
         """
         header = await self._header(requests)
+        self._quota = await receiving.room_for(self._context, self._project_id)
+        self._quota.require(header.declared_bytes, param="file")
         content = await self._announce("file")
         try:
             await self._context.blobs.put("file.write", content, self._data(requests))
@@ -91,6 +95,8 @@ class Upload:
             self._size += len(data)
             if self._size > self._most:
                 raise self._too_large(self._most)
+            self._quota.require(self._size, param="file")
+            await self._context.disk.require_room()
             if self._hash is not None:
                 await asyncio.to_thread(self._hash.update, data)
             if self._indexer is not None:
@@ -158,13 +164,22 @@ class Upload:
             file.purpose,
             self._footer.expires_after.seconds if self._footer is not None and asked else None,
         )
+        default = self._context.settings.project_quota_bytes
+
+        def make(connection: sa.Connection) -> Row:
+            # What decides: others may have added to it since it was looked at.
+            now_at = now_ms // 1000
+            quota = quota_repo.quota(connection, file.project_id, default, now_at)
+            quota.require(file.bytes, param="file")
+            return files_repo.insert(connection, file)
+
         return await self._context.db.write(
             "file.create",
             lambda connection: idempotency_repo.once(
                 connection,
                 request,
                 now_ms,
-                make=lambda: files_repo.insert(connection, file),
+                make=lambda: make(connection),
                 find=lambda file_id: files_repo.get(
                     connection, file_id, self._project_id, now_ms // 1000
                 ),

@@ -6,7 +6,7 @@ from typing import Final
 from protos.nightshift.v1 import uploads_pb2, uploads_pb2_grpc
 from services.kit.errors import InvalidRequestError
 from services.kit.interceptors import Call, project_of
-from services.store import part_receiving, uploading, uploads_repo
+from services.store import part_receiving, receiving, uploading, uploads_repo
 from services.store.completing import Completer
 from services.store.context import Context
 
@@ -36,9 +36,12 @@ class UploadsServicer(uploads_pb2_grpc.UploadsServicer):
         if request.HasField("expires_after"):
             uploading.check_expiry(request.expires_after, "expires_after")
         asked = request.HasField("expires_after")
+        project_id = project_of(context)
+        quota = await receiving.room_for(self._context, project_id)
+        quota.require(request.bytes, param="bytes")
         upload = uploads_repo.NewUpload(
             id=f"upload_{self._context.new_id()}",
-            project_id=project_of(context),
+            project_id=project_id,
             purpose=request.purpose,
             filename=request.filename,
             bytes=request.bytes,

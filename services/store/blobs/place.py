@@ -6,6 +6,7 @@ from urllib.parse import unquote, urlsplit
 from services.kit.settings import SettingsError
 from services.store.blobs.base import Blobs
 from services.store.blobs.local import LocalBlobs
+from services.store.disk import Disk
 from services.store.settings import StoreSettings
 
 
@@ -28,6 +29,15 @@ def bucket_of(settings: StoreSettings) -> tuple[str, str]:
     """Return bucket and prefix, where blobs lie in one."""
     url = urlsplit(settings.blobs_url)
     return url.netloc, url.path.strip("/")
+
+
+def disk_of(settings: StoreSettings) -> Disk:
+    """Return what watches the disks that database and blobs lie on; those of others count not."""
+    folders = [] if settings.database_url else [settings.data_dir]
+    blobs = folder_of(settings)
+    if blobs is not None:
+        folders.append(blobs)
+    return Disk(folders, settings.disk_reserve_bytes)
 
 
 def folder_of(settings: StoreSettings) -> Path | None:
