@@ -109,6 +109,10 @@ MINUTES ?= 10
 fuzz: setup-fast ## Hold every route against its description for MINUTES=10, with made-up requests
 	@$(BIN)/python -m tests.kit.fuzz --minutes '$(MINUTES)' $(ARGS)
 
+.PHONY: chaos
+chaos: setup-fast ## Kill, freeze and part processes for MINUTES=10 while batches run (SEED=… repeats)
+	@$(BIN)/python -m tests.chaos --minutes '$(MINUTES)' $(if $(SEED),--seed '$(SEED)') $(ARGS)
+
 .PHONY: lint
 lint: setup-fast ## Style, types, import rules, wire, the contract's numbers
 	$(BIN)/ruff check .

@@ -59,7 +59,7 @@ async def _round(name: str, seed: int, seconds: float) -> Report | None:
     system = STACKS[name](folder, SETTINGS)
     try:
         await system.open()
-        report = await play(system, seed, seconds, _say)
+        report = await play(system, [seed], seconds, _say)
         await system.close()
     except BaseException as fault:
         with contextlib.suppress(Exception):

@@ -29,14 +29,15 @@ class Report:
     """What a round did.
 
     Attributes:
-        plan: its plan.
+        plans: its plans, one after the other.
         made: faults made while some lines were done and others not, by kind and whom they hit.
+        hits: how often they hit an executor.
         account: what was checked, once it was.
         calls: how the client's calls ended.
         seconds: from the first batch to the last check.
     """
 
-    plan: Plan
+    plans: Sequence[Plan]
     made: Counter[str] = field(default_factory=Counter)
     hits: int = 0
     account: Account | None = None
@@ -47,35 +48,38 @@ class Report:
         """Return it as a few lines."""
         calls = ", ".join(f"{count} {how}" for how, count in self.calls.most_common())
         made = ", ".join(f"{count} {what}" for what, count in sorted(self.made.items()))
+        seeds = ", ".join(str(plan.seed) for plan in self.plans)
         return (
-            f"seed {self.plan.seed}: {self.seconds:.0f} s, {self.made.total()} faults ({made}); "
+            f"seed {seeds}: {self.seconds:.0f} s, {self.made.total()} faults ({made}); "
             f"calls: {calls}; {self.account}"
         )
 
 
-async def play(system: System, seed: int, seconds: float, say: Say) -> Report:
+async def play(system: System, seeds: Sequence[int], seconds: float, say: Say) -> Report:
     """Run a round on an open system.
 
     Args:
-        system: open, and nobody else's; it may have served rounds before.
-        seed: of the plan and of the batches.
-        seconds: for which faults are made.
+        system: open, new, and nobody else's.
+        seeds: of its plans; the first one's is that of the batches, too.
+        seconds: for which faults are made, by all plans together.
         say: told of each fault as it is made.
 
     Raises:
         AssertionError, ExceptionGroup: an invariant did not hold.
     """
-    plan = draw(seed, deck_of(system), seconds)
-    report = Report(plan=plan)
+    deck = deck_of(system)
+    plans = [draw(seed, deck, seconds / len(seeds)) for seed in seeds]
+    report = Report(plans=plans)
     ledger = Ledger()
-    rng = random.Random(seed + 1)
+    rng = random.Random(seeds[0] + 1)
     client = Client(system.base_urls, rng, ledger)
     began = time.monotonic()
     try:
-        load = Load(client, ledger, rng, f"{seed}-{time.time_ns():x}")
+        load = Load(client, ledger, rng, f"{seeds[0]}")
         async with asyncio.TaskGroup() as group:
             running = group.create_task(load.run())
-            await _make(plan, system, load, report, say)
+            for plan in plans:
+                await _make(plan, system, load, report, say)
             load.stop()
             say("settling")
             await asyncio.wait([running], timeout=SETTLE_SECONDS)
@@ -87,12 +91,12 @@ async def play(system: System, seed: int, seconds: float, say: Say) -> Report:
         )
         await system.check()
     except BaseException as fault:
-        fault.add_note(f"{report}\n{plan}")
+        report.calls, report.seconds = ledger.calls, time.monotonic() - began
+        fault.add_note("\n".join(map(str, [report, *plans])))
         raise
     finally:
-        report.calls = ledger.calls
-        report.seconds = time.monotonic() - began
         await client.close()
+    report.calls, report.seconds = ledger.calls, time.monotonic() - began
     return report
 
 

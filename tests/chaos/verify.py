@@ -37,6 +37,13 @@ class Account:
     twice: int
     again: int
 
+    def __str__(self) -> str:
+        """Return it in one line."""
+        return (
+            f"{self.lines} lines of {self.batches} batches checked; {self.twice} of "
+            f"{self.executed} executed ones were so more than once, {self.again} times in all"
+        )
+
 
 async def verify(
     client: Client, ledger: Ledger, started: Sequence[Started], executors_hit: int
