@@ -119,6 +119,39 @@ async def list_usage(store: Store, project_id: str) -> Sequence[batches_pb2.KeyU
     return answer.by_key
 
 
+async def list_projects(store: Store, project_id: str) -> Sequence[admin_pb2.Project]:
+    """Return one project, or all of them where none is named, by name.
+
+    Raises:
+        NightshiftError: the store cannot be reached.
+    """
+    found: list[admin_pb2.Project] = []
+    while True:
+        request = admin_pb2.ListProjectsRequest(
+            project_id=project_id, after=found[-1].id if found else ""
+        )
+        answer: admin_pb2.ListProjectsResponse = await _ask(
+            store,
+            lambda stub, metadata, request=request: stub.ListProjects(request, metadata=metadata),  # type: ignore[misc]  # bound now
+        )
+        found += answer.projects
+        if not answer.has_more:
+            return found
+
+
+async def set_quota(store: Store, project_id: str, quota_bytes: int | None) -> admin_pb2.Project:
+    """Give a project a quota of its own, 0 for no limit; None means the store's setting again.
+
+    Raises:
+        NightshiftError: no such project, or the store cannot be reached.
+    """
+    request = admin_pb2.SetProjectQuotaRequest(project_id=project_id, quota_bytes=quota_bytes)
+    answer: admin_pb2.SetProjectQuotaResponse = await _ask(
+        store, lambda stub, metadata: stub.SetProjectQuota(request, metadata=metadata)
+    )
+    return answer.project
+
+
 async def _ask(store: Store, call: Callable[[Any, Any], Awaitable[T]]) -> T:
     async with rpc.open_channel(store.address) as channel:
         try:

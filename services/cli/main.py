@@ -17,6 +17,7 @@ _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "results": ("services.cli.batches:results", "Download a batch's results and errors."),
     "models": ("services.cli.models:models", "List or remove models."),
     "keys": ("services.cli.keys:keys", "Make, list and revoke API keys."),
+    "projects": ("services.cli.projects:projects", "List projects and set their quotas."),
     "webhooks": ("services.cli.webhooks:webhooks", "Have a server told when batches end."),
     "usage": ("services.cli.usage:usage", "Sum batches, lines and tokens by key."),
     "backup": ("services.cli.backup:backup", "Copy all that a store keeps, while it runs."),

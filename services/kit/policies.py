@@ -50,6 +50,8 @@ POLICIES: Final[dict[tuple[str, str], CallPolicy]] = {
     ("Admin", "RevokeKey"): CallPolicy(timeout_seconds=10, repeatable=True),
     ("Admin", "LookUpKey"): CallPolicy(timeout_seconds=5, repeatable=True),
     ("Admin", "ListUsage"): _READ,
+    ("Admin", "ListProjects"): _READ,
+    ("Admin", "SetProjectQuota"): CallPolicy(timeout_seconds=10, repeatable=True),
     ("Webhooks", "CreateWebhookEndpoint"): _WRITE,
     ("Webhooks", "GetWebhookEndpoint"): _READ,
     ("Webhooks", "ListWebhookEndpoints"): _READ,

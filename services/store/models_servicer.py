@@ -8,6 +8,7 @@ from services.kit.interceptors import Call
 from services.store import models_repo
 from services.store.context import Context
 from services.store.keys_servicer import KeyAdmin
+from services.store.projects_servicer import ProjectAdmin
 
 _MAX_NAME = 512
 
@@ -36,11 +37,11 @@ class ModelsServicer(models_pb2_grpc.ModelsServicer):
         return models_pb2.GetModelResponse(model=models_repo.to_proto(row))
 
 
-class AdminServicer(KeyAdmin):
-    """Changes models; keys are its parent's."""
+class AdminServicer(KeyAdmin, ProjectAdmin):
+    """Changes models; keys and projects are its parents'."""
 
     def __init__(self, context: Context) -> None:
-        """Change the models and keys of `context`."""
+        """Change the models, keys and projects of `context`."""
         self._context = context
 
     async def PutModels(

@@ -100,8 +100,8 @@ def set_quota(connection: sa.Connection, project_id: str, quota_bytes: int | Non
 
 
 def list_page(connection: sa.Connection, after: str, project_id: str) -> list[Row]:
-    """Return projects by name: only one where it is named, else up to `MOST_PROJECTS`."""
+    """Return projects by name, one more than `MOST_PROJECTS` at most; one where it is named."""
     query = sa.select(projects).where(projects.c.id > after).order_by(projects.c.id)
     if project_id:
         query = query.where(projects.c.id == project_id)
-    return list(connection.execute(query.limit(MOST_PROJECTS)))
+    return list(connection.execute(query.limit(MOST_PROJECTS + 1)))
