@@ -57,6 +57,7 @@ class Attempt:
         "queued",
         "quiet",
         "ready",
+        "released",
         "request_prefix",
         "results",
         "running",
@@ -95,6 +96,8 @@ class Attempt:
         """Monotonic seconds of the last word of the store about it."""
         self.kept_at = now
         """Monotonic seconds of the last word to the broker about it."""
+        self.released = False
+        """Set when its message was left to the broker while its lines run on."""
         self.span: trace.Span = trace.INVALID_SPAN
 
     def __lt__(self, other: "Attempt") -> bool:

@@ -5,15 +5,18 @@ finished becomes durable, the store closes the attempt, and only then the broker
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Final
 
 from protos.nightshift.v1 import work_pb2
 from services.executor.attempts import Attempt, Attempts
+from services.executor.deaths import Death
 from services.executor.reporter import Reporter
-from services.executor.runner import Casualties, Runner
+from services.executor.runner import Runner
 from services.executor.store_client import Marks, StoreClient, ranges_of
-from services.kit.bus import BusFault
+from services.kit.bus import ACK_WAIT_SECONDS, BusFault
+from services.kit.clock import Clock
 from services.kit.errors import from_rpc_error
 from services.kit.log import get_logger
 from services.kit.rpc import CallFault
@@ -25,7 +28,9 @@ Reason = work_pb2.DropReason
 FLUSH_SECONDS: Final = 1.5
 """Finished results get this long before the store is told: it seals 2 s after a cancel."""
 LAST_FLUSH_SECONDS: Final = 5.0
-"""The same where nobody waits: after a death and when draining."""
+"""The same where nobody waits: after a death."""
+HAND_BACK_SECONDS: Final = 3.0
+"""Everything that is done to hand attempts back takes no longer; half of it is for the results."""
 REPORT_SECONDS: Final = 12.0
 """A death is reported within this time or not at all: the leases have run out by then."""
 
@@ -37,11 +42,12 @@ class Tasks:
         """Start with none."""
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def spawn(self, step: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, step: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         """Run a step in the background."""
         task = asyncio.get_running_loop().create_task(step)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+        return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -65,11 +71,13 @@ class Endings:
         attempts: Attempts,
         store: StoreClient,
         tasks: Tasks,
+        clock: Clock,
     ) -> None:
         """Make it; `serve` adds what depends on it."""
         self._attempts = attempts
         self._store = store
         self._tasks = tasks
+        self._clock = clock
         self._runner: Runner | None = None
         self._reporter: Reporter | None = None
 
@@ -109,21 +117,34 @@ class Endings:
         attempt.closed = True
         self._leave([attempt])
 
-    def bury(self, reason: str, casualties: Casualties) -> None:
-        """Give all attempts up after the engine's death, and name the lines that were in it."""
-        self._tasks.spawn(self._bury(self._close(self._attempts), reason, casualties))
+    def release(self, attempts: Iterable[Attempt]) -> None:
+        """Leave the messages of these to the broker at once; their lines run on.
 
-    async def _bury(self, attempts: list[Attempt], reason: str, casualties: Casualties) -> None:
+        The store was not heard of for so long that others may have to run them. Should this be
+        wrong, what they finish here still counts.
+        """
+        for attempt in attempts:
+            _log.warning("message_released", chunk=attempt.dispatch.chunk_id)
+            if self._is_ours(attempt):
+                self._tasks.spawn(self._nak(attempt, 0.0))
+            attempt.released = True
+
+    def bury(self, death: Death) -> None:
+        """Give all attempts up after the engine's death, and name the lines that were in it."""
+        self._tasks.spawn(self._bury(self._close(self._attempts), death))
+
+    async def _bury(self, attempts: list[Attempt], death: Death) -> None:
         await self._abort_and_flush(attempts, LAST_FLUSH_SECONDS)
         suspects: Marks = [
             (attempt.token, ranges_of(sorted(lines)))
-            for attempt, lines in casualties.items()
+            for attempt, lines in death.casualties.items()
             if attempt.token
         ]
         dead = {token for token, _ in suspects}
         others = [one.token for one in attempts if one.token and one.token not in dead]
         told = await self._try_until_told(
-            lambda: self._store.report_death(suspects, reason), bool(suspects)
+            lambda: self._store.report_death(suspects, death.reason, complete=death.complete),
+            bool(suspects),
         ) and await self._try_until_told(lambda: self._store.hand_back(others), bool(others))
         self._leave(attempts)
         for attempt in attempts:
@@ -132,11 +153,19 @@ class Endings:
             step = self._ack(attempt) if known else self._give_back(attempt, 1.0)
             self._tasks.spawn(step)
 
-    async def hand_back(self) -> None:
-        """Give all attempts back in order, for other executors to go on at once."""
-        attempts = self._close(self._attempts)
-        await self._abort_and_flush(attempts, LAST_FLUSH_SECONDS)
-        await self._hand_back(attempts)
+    async def hand_back(self, attempts: Iterable[Attempt]) -> None:
+        """Give attempts back in order, for other executors to go on at once.
+
+        Neither a store nor an engine that does not answer holds this up for longer than
+        `HAND_BACK_SECONDS`: the broker hands the messages on in any case.
+        """
+        attempts = self._close(attempts)
+        if not attempts:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(HAND_BACK_SECONDS):
+                await self._abort_and_flush(attempts, HAND_BACK_SECONDS / 2)
+                await self._hand_back(attempts)
         self._leave(attempts)
         await asyncio.gather(*(self._give_back(attempt, 0.0) for attempt in attempts))
 
@@ -165,10 +194,12 @@ class Endings:
     async def _abort_and_flush(self, attempts: list[Attempt], within_seconds: float) -> None:
         assert self._runner is not None
         assert self._reporter is not None
-        # Both at once: results need not wait for an engine that is slow to let go.
-        await asyncio.gather(
-            self._runner.abort(attempts), self._reporter.flush(attempts, within_seconds)
-        )
+        # Results do not wait for an engine that is slow to let go; it is asked all the same.
+        letting_go = self._tasks.spawn(self._runner.abort(attempts))
+        began = self._clock.monotonic()
+        await self._reporter.flush(attempts, within_seconds)
+        left = within_seconds - (self._clock.monotonic() - began)
+        await asyncio.wait([letting_go], timeout=max(0.0, left))
 
     def _leave(self, attempts: Iterable[Attempt]) -> None:
         for attempt in attempts:
@@ -204,6 +235,8 @@ class Endings:
             return False
 
     async def _ack(self, attempt: Attempt) -> None:
+        if attempt.released:
+            return
         try:
             await attempt.delivery.ack()
         except BusFault as fault:
@@ -211,6 +244,15 @@ class Endings:
             _log.warning("ack_failed", chunk=attempt.dispatch.chunk_id, error=str(fault))
 
     async def _give_back(self, attempt: Attempt, delay_seconds: float) -> None:
+        if self._is_ours(attempt):
+            await self._nak(attempt, delay_seconds)
+
+    def _is_ours(self, attempt: Attempt) -> bool:
+        """Whether the broker waits for our word: later, it would take from somebody else."""
+        since = self._clock.monotonic() - attempt.kept_at
+        return not attempt.released and since < ACK_WAIT_SECONDS
+
+    async def _nak(self, attempt: Attempt, delay_seconds: float) -> None:
         try:
             await attempt.delivery.give_back(delay_seconds)
         except BusFault as fault:

@@ -1,18 +1,21 @@
 """The executor put together: what knows whom, and in which order it starts and stops."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
 from protos.nightshift.v1 import dispatch_pb2, work_pb2
 from services.executor.attempts import Attempt, Attempts
+from services.executor.deaths import Death
 from services.executor.endings import Endings, Tasks
 from services.executor.engines.base import STALL_LIMIT_SECONDS, Engine
 from services.executor.keeper import BEAT_SECONDS, Keeper
 from services.executor.opener import Opener
 from services.executor.presence import Presence
 from services.executor.puller import ChunkPuller
+from services.executor.reach import Reach
 from services.executor.registration import Registration
 from services.executor.reporter import FLUSH_TICK_SECONDS, Reporter
 from services.executor.runner import Runner
@@ -27,6 +30,10 @@ from services.kit.loop import Loop
 _log = get_logger(__name__)
 
 TICK_SECONDS: Final = 1.0
+LEAVING_SECONDS: Final = 4.0
+"""What a draining executor takes at most beyond the time that its lines get."""
+SETTLE_SECONDS: Final = 0.5
+"""For steps in the background, such as an answer to the broker."""
 
 _STOPS: Final = {
     dispatch_pb2.EVENT_KIND_BATCH_CANCELLING: work_pb2.DROP_REASON_CANCELLED,
@@ -79,7 +86,8 @@ class Executor:
         self._on_ready = on_ready
         self._tasks = Tasks()
         self.attempts = Attempts()
-        self._endings = Endings(attempts=self.attempts, store=store, tasks=self._tasks)
+        self._endings = Endings(attempts=self.attempts, store=store, tasks=self._tasks, clock=clock)
+        reach = Reach(store, chance)
         self._reporter = Reporter(
             store=store,
             attempts=self.attempts,
@@ -120,6 +128,7 @@ class Executor:
             runner=self.runner,
             endings=self._endings,
             on_started=lambda: self._registration.present(engine),
+            clock=clock,
             chance=chance,
             stall_limit_seconds=identity.stall_limit_seconds,
         )
@@ -129,6 +138,7 @@ class Executor:
             endings=self._endings,
             runner=self.runner,
             tasks=self._tasks,
+            reach=reach,
             clock=clock,
             chance=chance,
         )
@@ -139,11 +149,12 @@ class Executor:
             endings=self._endings,
             opener=self._opener,
             presence=self.presence,
+            reach=reach,
             clock=clock,
             chance=chance,
         )
         self._keeper = Keeper(
-            store=store, attempts=self.attempts, endings=self._endings, clock=clock
+            store=store, attempts=self.attempts, endings=self._endings, reach=reach, clock=clock
         )
         self._presence_loop = Loop("presence", self.presence.run_once, tick_seconds=TICK_SECONDS)
         self._endings.serve(self.runner, self._reporter)
@@ -182,8 +193,13 @@ class Executor:
         return min(1.0, self._identity.line_timeout_seconds / 10)
 
     async def _drain(self, engine_life: asyncio.Task[None]) -> None:
-        """Finish what runs, give the rest back, leave."""
+        """Finish what runs, give the rest back at once, leave.
+
+        Lines that are in the engine get `drain_seconds`, and all else `LEAVING_SECONDS` more,
+        whatever does not answer: a preemption notice names a time.
+        """
         _log.info("draining", lines_in_engine=self.runner.in_flight)
+        began = asyncio.get_running_loop().time()
         self._puller.stop()
         self.runner.stop_feeding()
         # A death from now on is no reason to start anew.
@@ -191,15 +207,32 @@ class Executor:
         self.presence.set_state(
             dispatch_pb2.ENGINE_STATE_DRAINING, seats=self.presence.seats, reason="it is stopping"
         )
-        try:
-            async with asyncio.timeout(self._identity.drain_seconds):
-                await self.runner.idle()
-        except TimeoutError:
-            _log.warning("lines_given_back", lines=self.runner.in_flight)
-        await self._endings.hand_back()
-        await self._tasks.settle(2.0)
-        await self.presence.leave()
-        await self._engine.close()
+        await self._run_out()
+        await self._endings.hand_back(self.attempts)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(began + self._identity.drain_seconds + LEAVING_SECONDS):
+                await self._tasks.settle(SETTLE_SECONDS)
+                await self.presence.leave()
+                await self._engine.close()
+                return
+        _log.error("engine_does_not_close")
+
+    async def _run_out(self) -> None:
+        """Let the lines in the engine finish; what has none there is handed back meanwhile."""
+        until = asyncio.get_running_loop().time() + self._identity.drain_seconds
+        moved = asyncio.Event()
+        self.attempts.on_change(moved.set)
+        while self.runner.in_flight:
+            moved.clear()
+            idle = [one for one in self.attempts if not one.running and not one.closed]
+            if idle:
+                self._tasks.spawn(self._endings.hand_back(idle))
+            try:
+                async with asyncio.timeout_at(until):
+                    await moved.wait()
+            except TimeoutError:
+                _log.warning("lines_given_back", lines=self.runner.in_flight)
+                return
 
     def _ready(self, ready: bool) -> None:
         self._tasks.spawn(self._on_ready(ready))
@@ -209,8 +242,8 @@ class Executor:
     def _refused(self, reason: str) -> None:
         self.presence.set_state(dispatch_pb2.ENGINE_STATE_DEAD, reason=reason)
 
-    def _died(self, reason: str, casualties: dict[Attempt, list[int]]) -> None:
-        self._supervisor.died(reason, casualties)
+    def _died(self, death: Death) -> None:
+        self._supervisor.died(death)
 
     def _drop(self, attempts: Iterable[Attempt], reason: "work_pb2.DropReason.ValueType") -> None:
         self._endings.drop(attempts, reason)

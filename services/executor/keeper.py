@@ -12,6 +12,7 @@ from typing import Final
 from protos.nightshift.v1 import work_pb2
 from services.executor.attempts import Attempt, Attempts
 from services.executor.endings import Endings
+from services.executor.reach import Reach
 from services.executor.store_client import StoreClient, ranges_of
 from services.kit.bus import ACK_WAIT_SECONDS, IN_PROGRESS_SECONDS, BusFault
 from services.kit.clock import Clock
@@ -33,10 +34,12 @@ class Keeper:
         store: StoreClient,
         attempts: Attempts,
         endings: Endings,
+        reach: Reach,
         clock: Clock,
     ) -> None:
         """Make a keeper; two loops step it."""
         self._store = store
+        self._reach = reach
         self._attempts = attempts
         self._endings = endings
         self._clock = clock
@@ -53,7 +56,9 @@ class Keeper:
             )
         except CallFault as fault:
             _log.warning("beat_failed", error=str(from_rpc_error(fault)))
+            self._reach.lost()
             return 0
+        self._reach.answered()
         drops: dict[work_pb2.DropReason.ValueType, list[Attempt]] = {}
         for drop in answer.drops:
             dropped = attempts.pop(drop.token, None)
@@ -67,16 +72,15 @@ class Keeper:
         return len(attempts)
 
     async def keep_once(self) -> int:
-        """Put redelivery off for attempts that the store knows to be alive; return their number."""
+        """Put redelivery off for attempts that the store knows to be alive; return their number.
+
+        Of the others it holds no message longer than the broker would wait for a dead executor:
+        the store may be in reach of somebody else, and may have given their chunks away.
+        """
         now = self._clock.monotonic()
-        due = [
-            one
-            for one in self._attempts.open_ones()
-            # A beat for an attempt that the store gave to somebody else would hold its message
-            # for ever.
-            if now - one.answered_at <= ACK_WAIT_SECONDS
-            and now - one.kept_at >= IN_PROGRESS_SECONDS
-        ]
+        held = [one for one in self._attempts.open_ones() if not one.released]
+        self._endings.release(one for one in held if now - one.answered_at > ACK_WAIT_SECONDS)
+        due = [one for one in held if not one.released and now - one.kept_at >= IN_PROGRESS_SECONDS]
         for attempt in due:
             attempt.kept_at = now
             try:

@@ -6,7 +6,8 @@ import random
 from typing import NoReturn
 
 from services.executor.engines.base import Engine
-from services.executor.executor import Executor, Identity
+from services.executor.executor import LEAVING_SECONDS, Executor, Identity
+from services.executor.last_resort import end_in_time
 from services.executor.settings import ExecutorSettings
 from services.executor.store_client import StoreClient
 from services.kit import bus, ids, rpc, service
@@ -88,6 +89,10 @@ async def serve(stopping: asyncio.Event) -> None:
             on_ready=server.set_ready,
         )
         _log.info("executor_started", executor=settings.name, pool=settings.pool_id)
+        ending = asyncio.create_task(
+            end_in_time(stopping, settings.drain_seconds + LEAVING_SECONDS + 1.0)
+        )
+        stack.callback(ending.cancel)
         await executor.run(stopping)
 
 

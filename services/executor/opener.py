@@ -10,6 +10,7 @@ from protos.nightshift.v1 import work_pb2
 from services.executor.attempts import Attempt, Attempts
 from services.executor.endings import Endings, Tasks
 from services.executor.envelope import LineReader
+from services.executor.reach import Reach
 from services.executor.retry import Backoff
 from services.executor.runner import Runner
 from services.executor.store_client import Range, StoreClient, without_first
@@ -42,11 +43,13 @@ class Opener:
         endings: Endings,
         runner: Runner,
         tasks: Tasks,
+        reach: Reach,
         clock: Clock,
         chance: Callable[[], float],
     ) -> None:
         """Make an opener; `chance` gives random numbers in [0, 1), for jitter."""
         self._store = store
+        self._reach = reach
         self._attempts = attempts
         self._endings = endings
         self._runner = runner
@@ -54,18 +57,10 @@ class Opener:
         self._clock = clock
         self._chance = chance
         self._opening = asyncio.Semaphore(OPEN_AT_ONCE)
-        self._backoff = Backoff(0.1, 2.0, chance)
-        self._away_until = 0.0
 
     def open(self, attempt: Attempt) -> None:
         """Open an attempt in the background, read its lines and give them to the runner."""
         self._tasks.spawn(self._open(attempt))
-
-    async def store_is_there(self) -> None:
-        """Wait a growing while after the store did not answer: nothing is pulled meanwhile."""
-        wait = self._away_until - self._clock.monotonic()
-        if wait > 0:
-            await asyncio.sleep(wait)
 
     async def _open(self, attempt: Attempt) -> None:
         dispatch = attempt.dispatch
@@ -91,12 +86,12 @@ class Opener:
                     )
                 except CallFault as fault:
                     _log.warning("store_does_not_open", error=str(from_rpc_error(fault)))
-                    wait = self._backoff.next_seconds()
-                    self._away_until = self._clock.monotonic() + wait
+                    self._reach.lost()
                     if not attempt.closed:
-                        self._endings.refuse(attempt, wait)
+                        # Nothing is pulled here until the store answers; others may reach it.
+                        self._endings.refuse(attempt, 0.0)
                     return
-                self._backoff.reset()
+                self._reach.opened()
                 await self._opened(attempt, answer)
 
     async def _opened(self, attempt: Attempt, answer: work_pb2.OpenAttemptResponse) -> None:

@@ -24,6 +24,8 @@ MERGE_SECONDS: Final = 0.02
 REPEAT_SECONDS: Final = 3.0
 """The beat repeats which dispatches were pulled in this time: a message may have been lost."""
 REPEAT_MOST: Final = 1_000
+TROUBLE_LENGTH: Final = 500
+"""Characters of an engine's own words that are passed on."""
 
 _HELD = prometheus_client.Gauge("nightshift_executor_lines_held", "Lines pulled and not finished.")
 _SEATS = prometheus_client.Gauge(
@@ -65,6 +67,7 @@ class Presence:
         self._on_ready = on_ready
         self._state: State.ValueType = State.ENGINE_STATE_STARTING
         self._reason = "the engine is starting"
+        self._trouble = ""
         self.seats = 0
         self._said_held = 0
         self._said_at = 0.0
@@ -82,10 +85,17 @@ class Presence:
         return expected_chunk_lines(self.seats, self._runner.lines_per_second)
 
     def set_state(self, state: "State.ValueType", *, seats: int = 0, reason: str = "") -> None:
-        """Change what is said of the engine, and say it at once."""
+        """Change what is said of the engine, and say it at once.
+
+        Why it died or did not start stays beside what is said later, until it runs.
+        """
         self._state = state
         self.seats = seats
         self._reason = reason
+        if state == State.ENGINE_STATE_DEAD:
+            self._trouble = " ".join(reason.split())[:TROUBLE_LENGTH]
+        elif self.ready:
+            self._trouble = ""
         _SEATS.set(seats)
         _READY.set(self.ready)
         self._on_ready(self.ready)
@@ -171,4 +181,5 @@ class Presence:
             engine_state=self._state,
             opened=opened,
             reason=self._reason,
+            trouble=self._trouble,
         )

@@ -8,6 +8,7 @@ from services.executor.attempts import Attempts
 from services.executor.endings import Endings
 from services.executor.opener import Opener
 from services.executor.presence import Presence
+from services.executor.reach import Reach
 from services.executor.retry import Backoff
 from services.kit.bus import Bus, BusFault, Delivery, Puller
 from services.kit.clock import Clock
@@ -34,11 +35,13 @@ class ChunkPuller:
         endings: Endings,
         opener: Opener,
         presence: Presence,
+        reach: Reach,
         clock: Clock,
         chance: Callable[[], float],
     ) -> None:
         """Make a puller that is not bound to its consumer yet."""
         self._bus = bus
+        self._reach = reach
         self._pool_id = pool_id
         self._attempts = attempts
         self._endings = endings
@@ -78,12 +81,12 @@ class ChunkPuller:
         Raises:
             BusFault: the bus does not answer, or the consumer is not there.
         """
+        await self._reach.wait()
         self._wake.clear()
         wanted = self._chunks_wanted()
         if not wanted:
             await self._wake.wait()
             return 0
-        await self._opener.store_is_there()
         if self._puller is None:
             self._puller = await self._bus.pull_from(self._pool_id)
         deliveries = await self._puller.fetch(wanted)
@@ -102,7 +105,7 @@ class ChunkPuller:
     def _take(self, delivery: Delivery) -> None:
         alone = self._attempts.first_alone()
         attempt = self._attempts.add(delivery, self._clock.monotonic())
-        if self._stopped or not self._presence.ready:
+        if self._stopped or not self._presence.ready or self._reach.is_lost:
             self._endings.refuse(attempt, 0.0)
         elif alone is not None:
             self._endings.refuse(attempt, ALONE_DELAY_SECONDS)

@@ -14,6 +14,7 @@ import prometheus_client
 
 from services.executor.answers import UNREADABLE, failure, has_result, submitted
 from services.executor.attempts import Attempt, Attempts, Running
+from services.executor.deaths import Casualties, Death
 from services.executor.engines.base import (
     NO_USAGE,
     Engine,
@@ -56,9 +57,6 @@ _IN_FLIGHT = prometheus_client.Gauge(
     "nightshift_executor_lines_in_engine", "Lines that are in the engine."
 )
 
-Casualties = dict[Attempt, list[int]]
-"""The lines that were in the engine when it died, by attempt."""
-
 
 class Runner:
     """Runs the lines of all attempts through one engine."""
@@ -71,7 +69,7 @@ class Runner:
         clock: Clock,
         chance: Callable[[], float],
         line_timeout_seconds: float,
-        on_death: Callable[[str, Casualties], None],
+        on_death: Callable[[Death], None],
     ) -> None:
         """Make a runner without an engine.
 
@@ -99,7 +97,6 @@ class Runner:
         self._ahead = 0
         self._lineup = Lineup(attempts)
         self._wake = asyncio.Event()
-        self._emptied = asyncio.Event()
         self._accepting = True
         self._speed = Speed(1)
         self._measured_at = clock.monotonic()
@@ -136,12 +133,6 @@ class Runner:
         """Let nothing more into the engine; what is in it goes on."""
         self._accepting = False
 
-    async def idle(self) -> None:
-        """Wait until nothing is in the engine."""
-        while self._running:
-            self._emptied.clear()
-            await self._emptied.wait()
-
     def add(self, attempt: Attempt, lines: Iterable[Line]) -> None:
         """Take lines of an attempt that were read."""
         if attempt.closed:
@@ -172,12 +163,13 @@ class Runner:
         self._life += 1
         in_engine, self._running = self._running, {}
         self._unseated.clear()
-        self._emptied.set()
         casualties: Casualties = {}
+        complete = True
         for running in in_engine.values():
             attempt = running.attempt
             attempt.running.pop(running.request_id, None)
             if running.discard or attempt.closed:
+                complete = False
                 continue
             if has_result(running.future):
                 # It answered before it died; only our turn to hear it had not come.
@@ -185,7 +177,8 @@ class Runner:
             else:
                 casualties.setdefault(attempt, []).append(running.line.number)
         _IN_FLIGHT.set(0)
-        self._on_death(reason, casualties)
+        self._attempts.changed()
+        self._on_death(Death(reason=reason, casualties=casualties, complete=complete))
 
     async def expire_lines(self) -> None:
         """Abort lines that have been in the engine for too long; each becomes an error line.
@@ -310,8 +303,6 @@ class Runner:
         self._running.pop(running.request_id, None)
         if running.started_at < math.inf:
             self._seat_next(now)
-        if not self._running:
-            self._emptied.set()
         attempt.running.pop(running.request_id, None)
         _IN_FLIGHT.set(len(self._running))
         if not running.discard and not attempt.closed:

@@ -112,12 +112,18 @@ class StoreClient:
                 metadata=self._metadata(),
             )
 
-    async def report_death(self, marks: Marks, reason: str) -> None:
-        """Say which lines were in the engine when it died; ends their attempts."""
+    async def report_death(self, marks: Marks, reason: str, *, complete: bool) -> None:
+        """Say which lines were in the engine when it died; ends their attempts.
+
+        `complete`: nothing else was in it, lines that were being aborted included.
+        """
         with failpoints.around("store.report_death"):
             await self._stub.ReportDeath(
                 work_pb2.ReportDeathRequest(
-                    executor_id=self.executor_id, attempts=_beats(marks), reason=reason
+                    executor_id=self.executor_id,
+                    attempts=_beats(marks),
+                    reason=reason,
+                    complete=complete,
                 ),
                 metadata=self._metadata(),
             )

@@ -7,6 +7,7 @@ from typing import Final
 import prometheus_client
 
 from protos.nightshift.v1 import dispatch_pb2
+from services.executor.deaths import Death
 from services.executor.endings import Endings
 from services.executor.engines.base import (
     STALL_LIMIT_SECONDS,
@@ -16,7 +17,8 @@ from services.executor.engines.base import (
 )
 from services.executor.presence import Presence
 from services.executor.retry import Backoff
-from services.executor.runner import Casualties, Runner
+from services.executor.runner import Runner
+from services.kit.clock import Clock
 from services.kit.log import get_logger
 
 _log = get_logger(__name__)
@@ -24,6 +26,8 @@ _log = get_logger(__name__)
 State = dispatch_pb2.EngineState
 
 WATCH_SECONDS: Final = 0.5
+RAN_A_WHILE_SECONDS: Final = 60.0
+"""An engine that lived for so long, or answered a line, dies for a reason of its own."""
 
 _DEATHS = prometheus_client.Counter(
     "nightshift_executor_engine_deaths_total", "Deaths of the engine, hangs included."
@@ -41,6 +45,7 @@ class Supervisor:
         runner: Runner,
         endings: Endings,
         on_started: Callable[[], Awaitable[None]],
+        clock: Clock,
         chance: Callable[[], float],
         stall_limit_seconds: float = STALL_LIMIT_SECONDS,
     ) -> None:
@@ -52,6 +57,7 @@ class Supervisor:
             runner: runs lines on it, and reports its death by `died`.
             endings: buries the attempts that it dies with.
             on_started: awaited after each start, before the engine gets work.
+            clock: measures how long it lived.
             chance: random numbers in [0, 1), for jitter.
             stall_limit_seconds: time without a step, with work waiting, that is a death.
         """
@@ -61,15 +67,16 @@ class Supervisor:
         self._endings = endings
         self._on_started = on_started
         self._stall_limit_seconds = stall_limit_seconds
+        self._clock = clock
         self._start_backoff = Backoff(0.5, 30.0, chance)
         # Deaths are part of finding a poison line; only deaths in a row without any answer wait.
-        self._death_backoff = Backoff(0.05, 1.0, chance)
-        self._death: asyncio.Future[tuple[str, Casualties]] | None = None
+        self._death_backoff = Backoff(0.05, 2.0, chance)
+        self._death: asyncio.Future[Death] | None = None
 
-    def died(self, reason: str, casualties: Casualties) -> None:
+    def died(self, death: Death) -> None:
         """Take the runner's word that the engine is dead, with the lines that were in it."""
         if self._death is not None and not self._death.done():
-            self._death.set_result((reason, casualties))
+            self._death.set_result(death)
 
     async def run(self) -> None:
         """Keep an engine running until cancelled."""
@@ -80,21 +87,23 @@ class Supervisor:
             death = self._death = loop.create_future()
             self._runner.use(self._engine)
             self._presence.set_state(State.ENGINE_STATE_READY, seats=self._engine.seats)
-            answered_before = self._runner.answered
+            answered_before, born = self._runner.answered, self._clock.monotonic()
             while not death.done():
                 await asyncio.wait([death], timeout=WATCH_SECONDS)
                 self._watch()
-            reason, casualties = death.result()
-            _DEATHS.inc()
-            _log.error(
-                "engine_died", reason=reason, lines=sum(len(one) for one in casualties.values())
-            )
-            self._presence.set_state(State.ENGINE_STATE_DEAD, reason=reason)
-            # In the background: a new engine need not wait for the store.
-            self._endings.bury(reason, casualties)
-            if self._runner.answered > answered_before:
+            self._bury(death.result())
+            lived = self._clock.monotonic() - born
+            if self._runner.answered > answered_before or lived >= RAN_A_WHILE_SECONDS:
                 self._death_backoff.reset()
             await asyncio.sleep(self._death_backoff.next_seconds())
+
+    def _bury(self, death: Death) -> None:
+        _DEATHS.inc()
+        lines = sum(len(one) for one in death.casualties.values())
+        _log.error("engine_died", reason=death.reason, lines=lines)
+        self._presence.set_state(State.ENGINE_STATE_DEAD, reason=death.reason)
+        # In the background: a new engine need not wait for the store.
+        self._endings.bury(death)
 
     def _watch(self) -> None:
         """Notice a death that no call has told."""
@@ -116,9 +125,17 @@ class Supervisor:
                 await self._engine.close()
                 await self._engine.start()
             except (EngineStartError, EngineDead) as error:
-                _log.error("engine_start_failed", reason=str(error))
-                self._presence.set_state(State.ENGINE_STATE_DEAD, reason=str(error))
-                await asyncio.sleep(self._start_backoff.next_seconds())
+                await self._failed_to_start(str(error))
+            except Exception as error:  # noqa: BLE001 -- MemoryError, OSError, an adapter's fault
+                _log.exception("engine_start_failed_unforeseen")
+                await self._failed_to_start(f"{type(error).__name__}: {error}")
             else:
                 self._start_backoff.reset()
                 return
+
+    async def _failed_to_start(self, reason: str) -> None:
+        """Say why there is no engine, and wait longer each time."""
+        wait = self._start_backoff.next_seconds()
+        _log.error("engine_start_failed", reason=reason, again_in_seconds=round(wait, 1))
+        self._presence.set_state(State.ENGINE_STATE_DEAD, reason=reason)
+        await asyncio.sleep(wait)

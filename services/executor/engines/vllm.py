@@ -25,9 +25,14 @@ from services.executor.engines.base import (
     refusal,
 )
 from services.executor.engines.guard import BodyRefused, guarded_body
+from services.kit.log import get_logger
+
+_log = get_logger(__name__)
 
 _ABORT_SECONDS = 5.0
 """Bound on waiting for aborted requests to leave; milliseconds is what it takes."""
+_SHUT_DOWN_SECONDS = 10.0
+"""Bound on vLLM's own shutdown, which waits 4 to 5 s; then its processes are killed."""
 _PROCESSES_GONE_SECONDS = 10.0
 """After vLLM's shutdown (which itself kills after 5 s) its processes get this long to end."""
 
@@ -146,7 +151,7 @@ class VllmEngine:
         await self._abort_calls(list(self._calls.values()), RequestAborted, "the engine was closed")
         if llm is not None:
             self._served = {}
-            await asyncio.to_thread(vllm_api.shut_down, llm)
+            await self._shut_down(llm)
         if self._processes:
             await asyncio.to_thread(self._end_processes, _PROCESSES_GONE_SECONDS)
         if self._reaper is not None:
@@ -229,6 +234,19 @@ class VllmEngine:
             arguments = vllm_api.parse_arguments(self._model, self._served_name, self._engine_args)
             return arguments, vllm_api.make_llm(arguments, self._on_step)
 
+    async def _shut_down(self, llm: Any) -> None:
+        """vLLM's own way, and by force where that takes too long or our caller waits no more."""
+        ending = asyncio.create_task(asyncio.to_thread(vllm_api.shut_down, llm))
+        ending.add_done_callback(_log_failure)
+        try:
+            await asyncio.wait([ending], timeout=_SHUT_DOWN_SECONDS)
+        finally:
+            if not ending.done():
+                # Its thread ends once they are gone.
+                for process in self._processes.values():
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        process.kill()
+
     def _on_step(self) -> None:
         self._last_step_at = self._clock()
 
@@ -266,6 +284,11 @@ class VllmEngine:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         psutil.wait_procs(alive, timeout=_PROCESSES_GONE_SECONDS)
+
+
+def _log_failure(ending: asyncio.Task[None]) -> None:
+    if not ending.cancelled() and (error := ending.exception()) is not None:
+        _log.warning("shutdown_failed", error=f"{type(error).__name__}: {error}")
 
 
 async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
