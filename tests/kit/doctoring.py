@@ -8,17 +8,17 @@ from collections.abc import Mapping
 from pathlib import Path
 
 
-async def doctor_check(data: Path, settings: Mapping[str, str] | None = None) -> None:
+async def doctor_check(place: Path | Mapping[str, str]) -> None:
     """Check all that a store keeps. AssertionError with what is at fault there.
 
     Args:
-        data: its data directory.
-        settings: the store's settings that say where database and blobs are, if not there.
+        place: its data directory, or its settings that say where database and blobs are.
     """
+    named = ("--data", str(place)) if isinstance(place, Path) else ()
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "services.cli.main", "doctor", "--check", "--deep", "--json"),
-        *("--data", str(data)),
-        env={**os.environ, **(settings or {})},
+        *named,
+        env=None if isinstance(place, Path) else {**os.environ, **place},
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
     )

@@ -294,11 +294,12 @@ class ProductionSystem:
 
     async def check(self) -> None:
         """Have all that is stored checked, while it runs."""
-        settings: dict[str, str] = {}
         database, blobs = self._backings.get("postgres"), self._backings.get("s3")
         if isinstance(database, Database) and isinstance(blobs, Blobs):
             settings = {**database.environment(database.port), **blobs.environment(blobs.port)}
-        await doctor_check(self._folder / self.processes["store"][0], settings)
+            await doctor_check(settings)
+        else:
+            await doctor_check(self._folder / self.processes["store"][0])
 
     def log_end(self, size: int = 6_000) -> str:
         """Return the end of each service's log."""
