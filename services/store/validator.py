@@ -81,6 +81,8 @@ class Validator:
         first = rows[0]
         if first.tries == 0 and first.seq > last:
             return [row for row in rows if row.tries == 0]
+        if first.tries >= MOST_VALIDATIONS:
+            return [first]
         await self._context.db.write(
             "validate.claim",
             lambda connection: batches_repo.put_off(

@@ -1,0 +1,382 @@
+"""A store that dies or stands still at a named place, and a client that goes on as clients do.
+
+A story brings a store to a step. It is told twice: once each place of the step kills the store,
+which is started again, as `up` or an orchestrator would; once it is stopped there, another store on
+the same database and blobs takes over, and then the first one goes on where it stood.
+"""
+
+import asyncio
+import contextlib
+import inspect
+import itertools
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, TypeVar
+
+import orjson
+import sqlalchemy as sa
+
+from services.kit import rpc
+from services.kit.errors import NightshiftError, UnavailableError
+from services.store import doctor
+from services.store.models import blobs
+from services.store.settings import StoreSettings
+from tests.integration.store_work.harness import Worker
+from tests.integration.store_work.harness import running as store_in_this_process
+from tests.kit.eventually import eventually
+from tests.kit.store import free_port
+from tests.kit.template import Copied, Template
+
+T = TypeVar("T")
+Call = Callable[["Asker"], Awaitable[T]]
+Check = Callable[[], Awaitable[None]]
+
+WITHIN_SECONDS: Final = 40.0
+_A_DAY_LATER_SECONDS: Final = 25 * 3_600
+_keys: Final = itertools.count(1)
+
+
+class Asker(Worker):
+    """A client whose creations carry an Idempotency-Key, if it is given one."""
+
+    key: str | None = None
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """The metadata of every call."""
+        secret = (self.store.data / "secret").read_text().strip()
+        return rpc.metadata(secret, project_id=self.project_id, idempotency_key=self.key)
+
+
+@dataclass(frozen=True)
+class Backing:
+    """What stores of a world share: settings that name a database and a place for blobs."""
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    database_url: str = ""
+    blob_folder: Path | None = None
+
+    @property
+    def several_stores(self) -> bool:
+        """Whether more than one store can work on it."""
+        return bool(self.database_url)
+
+
+class Member:
+    """One store process of a world; `address` and `data` are what clients look at."""
+
+    def __init__(self, world: "World", name: str) -> None:
+        self.address = f"127.0.0.1:{free_port()}"
+        self.data = world.folder / ("data" if not world.backing.several_stores else name)
+        self.secret_file = world.folder / "secret"
+        self.process = Copied(
+            world.template,
+            "services.store.main",
+            {
+                "NIGHTSHIFT_STORE_DATA_DIR": str(self.data),
+                "NIGHTSHIFT_STORE_LISTEN": self.address,
+                "NIGHTSHIFT_LOG_LEVEL": "WARNING",
+                # Nobody listens there.
+                "NIGHTSHIFT_NATS_URL": "nats://127.0.0.1:9",
+                **world.backing.environment,
+                **world.environment,
+            },
+            world.folder / f"{name}.log",
+            constants=world.constants,
+        )
+
+
+class World:
+    """Stores, and whoever asks them."""
+
+    def __init__(
+        self,
+        template: Template,
+        folder: Path,
+        *,
+        action: str,
+        places: tuple[str, ...],
+        backing: Backing | None = None,
+    ) -> None:
+        """Describe it.
+
+        Args:
+            template: what store processes are copies of.
+            folder: of its own.
+            action: `kill` or `freeze`.
+            places: where, as `STEP:before` or `STEP:after`.
+            backing: what its stores share.
+        """
+        self.template = template
+        self.folder = folder
+        self.backing = backing or Backing()
+        self.environment: dict[str, str] = {}
+        # A store that stands still is waited for as long as its leases last.
+        self.constants: dict[str, object] = {
+            "services.store.finalizer._LEASE_MS": 1_500,
+            "services.store.deliveries.LEASE_MS": 1_500,
+        }
+        self._action = action
+        self._places = places
+        self._reached = folder / "reached"
+        self._armed = False
+        self._members: list[Member] = []
+        self._clients: dict[str, Asker] = {}
+        self._moved = asyncio.Event()
+        self._guard: asyncio.Task[None] | None = None
+        self._stragglers: list[asyncio.Future[object]] = []
+
+    @property
+    def member(self) -> Member:
+        """The store that is asked now."""
+        return self._members[-1]
+
+    @property
+    def data(self) -> Path:
+        """The data directory of the store that is asked now."""
+        return self.member.data
+
+    @property
+    def reached(self) -> bool:
+        """Whether stores have died or stopped at all places."""
+        return len(list(self._reached.iterdir())) == len(self._places)
+
+    def blobs(self) -> list[Path]:
+        """Every blob that is there."""
+        return blob_files(self.blob_folder)
+
+    @property
+    def blob_folder(self) -> Path:
+        """Where all its stores keep blobs."""
+        return self.backing.blob_folder or self.data / "blobs"
+
+    def sql(self, *statements: str) -> None:
+        """Change rows behind the stores' backs."""
+        engine = sa.create_engine(
+            self.backing.database_url or f"sqlite:///{self.data / 'nightshift.db'}"
+        )
+        with engine.begin() as connection:
+            for statement in statements:
+                connection.execute(sa.text(statement))
+        engine.dispose()
+
+    # --- for stories -----------------------------------------------------------------------------
+
+    def set(self, **environment: str) -> None:
+        """Give stores that start from now on these settings."""
+        self.environment.update(environment)
+
+    async def start(self, armed: str = "") -> None:
+        """Start the first store; `armed` places act each time they are passed."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._reached.mkdir(exist_ok=True)
+        self._members = [Member(self, "store-0")]
+        self.member.data.mkdir(exist_ok=True)
+        self.member.process.start({"NIGHTSHIFT_FAILPOINTS": armed})
+        if not armed:
+            await self.ready()
+
+    async def arm(self, prepare: Callable[[], None] | None = None) -> None:
+        """Start the store anew, so that it dies or stops at the places.
+
+        Args:
+            prepare: called while no store runs.
+        """
+        if self._members:
+            await self.member.process.kill()
+        else:
+            await self.start_nothing()
+        if prepare is not None:
+            prepare()
+        self._armed = True
+        self.member.process.environment |= {
+            "NIGHTSHIFT_FAILPOINTS": ";".join(f"{each}={self._action}" for each in self._places),
+            "NIGHTSHIFT_FAILPOINTS_DIR": str(self._reached),
+            **self.environment,
+        }
+        self.member.process.start()
+        guard = self._start_again() if self._action == "kill" else self._take_over()
+        self._guard = asyncio.create_task(guard)
+
+    async def start_nothing(self) -> None:
+        """Name the first store without running it."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._reached.mkdir(exist_ok=True)
+        self._members = [Member(self, "store-0")]
+        self.member.data.mkdir(exist_ok=True)
+
+    async def ready(self) -> None:
+        """Wait until the store that is asked answers and knows a model."""
+        await self.do(lambda asker: asker.ready())
+
+    async def do(self, call: Call[T], *, key: str | None = None) -> T:
+        """Ask as an ordinary client: again while the store is away, elsewhere once it hangs.
+
+        Raises:
+            NightshiftError: the store's answer, whatever it is but UNAVAILABLE.
+            AssertionError: no answer within `WITHIN_SECONDS`.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + WITHIN_SECONDS
+        why: object = "it never answered"
+        while loop.time() < deadline:
+            self._check_guard()
+            moved = asyncio.create_task(self._moved.wait())
+            asked = asyncio.ensure_future(call(self._asker(key)))
+            await asyncio.wait(
+                (moved, asked),
+                timeout=deadline - loop.time(),
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            moved.cancel()
+            if not asked.done():
+                # The one who asked has no more patience; the call itself goes on.
+                self._stragglers.append(asked)
+                self._moved.clear()
+                continue
+            try:
+                return asked.result()
+            except (UnavailableError, FileNotFoundError) as fault:
+                why = fault
+                await asyncio.sleep(0.02)
+        raise AssertionError(f"no answer: {why!r}\n{self.logs()}")
+
+    async def created(self, call: Call[T]) -> T:
+        """Ask under a new Idempotency-Key."""
+        return await self.do(call, key=f"key-{next(_keys)}")
+
+    async def until(self, condition: Callable[[], T | Awaitable[T]]) -> T:
+        """Wait until something holds; whatever asks the store does it through `do`."""
+
+        async def holds() -> T:
+            self._check_guard()
+            found = condition()
+            return await found if inspect.isawaitable(found) else found  # type: ignore[no-any-return]  # as it is typed
+
+        try:
+            return await eventually(holds, within_seconds=WITHIN_SECONDS, every_seconds=0.02)
+        except AssertionError as error:
+            error.add_note(self.logs())
+            raise
+
+    def logs(self) -> str:
+        """The end of what its stores logged."""
+        return "\n".join(
+            f"--- {member.data.name}\n{member.process.log()[-3_000:]}" for member in self._members
+        )
+
+    # --- what happens meanwhile ------------------------------------------------------------------
+
+    def _asker(self, key: str | None = None) -> Asker:
+        name = f"{self.member.address} {key}"
+        if name not in self._clients:
+            self._clients[name] = asker = Asker(self.member)  # type: ignore[arg-type]  # the same two attributes
+            asker.key = key
+        return self._clients[name]
+
+    def _check_guard(self) -> None:
+        if self._guard is not None and self._guard.done():
+            self._guard.result()
+
+    async def _start_again(self) -> None:
+        """What `up` does: start what has ended."""
+        process = self.member.process
+        while True:
+            if not process.runs:
+                process.start()
+            await asyncio.sleep(0.01)
+
+    async def _take_over(self) -> None:
+        """Start another store once the first one stands still, and send everybody there."""
+        process = self.member.process
+        await eventually(lambda: process.frozen, within_seconds=WITHIN_SECONDS)
+        other = Member(self, "store-1")
+        other.data.mkdir()
+        other.process.start()
+        self._members.append(other)
+        self._moved.set()
+
+    # --- the end ---------------------------------------------------------------------------------
+
+    async def play(self, story: Callable[["World"], Awaitable[Check]]) -> None:
+        """Tell a story, let what stood still go on, and check all there is to check."""
+        try:
+            check = await story(self)
+            assert self._armed, "the story armed nothing"
+            await check()
+            await self._go_on()
+            await check()
+            self._check_guard()
+            reached = sorted(each.name for each in self._reached.iterdir())
+            assert reached == sorted(self._places), f"never came to its place\n{self.logs()}"
+            await self._stop_guard()
+            for member in self._members:
+                await member.process.stop()
+            await self._check_all()
+        except Exception as error:
+            error.add_note(self.logs())
+            raise
+        finally:
+            await self.close()
+
+    async def _go_on(self) -> None:
+        """Let a store that stood still go on; what it had begun ends, one way or the other."""
+        if self._action != "freeze":
+            return
+        first = self._members[0].process
+        first.send(signal.SIGCONT)
+        done = await asyncio.gather(*self._stragglers, return_exceptions=True)
+        for each in done:
+            assert not isinstance(each, Exception) or isinstance(each, NightshiftError), each
+        await first.stop()
+
+    async def _stop_guard(self) -> None:
+        if self._guard is not None:
+            self._guard.cancel()
+            await asyncio.gather(self._guard, return_exceptions=True)
+
+    async def close(self) -> None:
+        """End everything."""
+        await self._stop_guard()
+        for straggler in self._stragglers:
+            straggler.cancel()
+        await asyncio.gather(*self._stragglers, return_exceptions=True)
+        for asker in self._clients.values():
+            await asker.channel.close()
+        for member in self._members:
+            await member.process.kill()
+
+    async def _check_all(self) -> None:
+        """Nothing contradicts itself, and a day later no blob is left that nothing names."""
+        if self.backing.several_stores:
+            return
+        data = self.member.data
+        async with _a_day_later(data) as names:
+            folder = self.blob_folder
+            on_disk = sorted(str(path.relative_to(folder)) for path in blob_files(folder))
+            assert on_disk == names, "blobs that nothing names, or named ones that are gone"
+        said: list[object] = []
+        faults = await asyncio.to_thread(
+            doctor.check, StoreSettings(data_dir=data), said.append, deep=True
+        )
+        assert faults == 0, orjson.dumps(said, option=orjson.OPT_INDENT_2).decode()
+
+
+def blob_files(folder: Path) -> list[Path]:
+    """Every blob in a directory, those that are being written left out."""
+    unfinished = folder / "tmp"
+    return [path for path in folder.rglob("*") if path.is_file() and unfinished not in path.parents]
+
+
+@contextlib.asynccontextmanager
+async def _a_day_later(data: Path) -> AsyncIterator[list[str]]:
+    """Sweep as a store does that finds things a day old; yields the blobs that are named then."""
+    async with store_in_this_process(data) as store:
+        store.clock.advance(time.time() - store.clock.now() + _A_DAY_LATER_SECONDS)
+        await store.sweeper.run_once()
+        rows = await store.sql(sa.select(blobs.c.name, blobs.c.state))
+        assert {row.state for row in rows} <= {"live"}, rows
+        yield sorted(row.name for row in rows)
