@@ -17,6 +17,7 @@ from typing import Final, NoReturn
 import orjson
 import sqlalchemy as sa
 
+from services.kit import log
 from services.kit.errors import NightshiftError
 from services.kit.settings import SettingsError
 from services.store import migrate
@@ -181,6 +182,8 @@ def main() -> NoReturn:
     parser = argparse.ArgumentParser(prog="python -m services.store.doctor", description=__doc__)
     parser.add_argument("--deep", action="store_true", help="read the content of every file too")
     deep = parser.parse_args().deep
+    # Standard output is for what is found.
+    log.configure("doctor", "ERROR")
     try:
         faults = check(StoreSettings.load(), _say, deep=deep)
     except (CannotCheckError, SettingsError) as error:

@@ -14,6 +14,7 @@ from typing import Final, NoReturn
 import orjson
 import sqlalchemy as sa
 
+from services.kit import log
 from services.kit.errors import NightshiftError
 from services.kit.settings import SettingsError
 from services.store.backup.copying import CopyError
@@ -51,6 +52,8 @@ def main() -> NoReturn:
     putting_back = commands.add_parser("restore")
     putting_back.add_argument("--from", type=Path, required=True, dest="source")
     asked = parser.parse_args()
+    # Standard output is for what is done.
+    log.configure("backup", "ERROR")
     try:
         settings = StoreSettings.load()
         if asked.command == "take":
