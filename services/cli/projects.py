@@ -56,7 +56,8 @@ def set_quota(*, project: str, size: int | None, data: Path, store: str | None) 
     """Set the most bytes that the files of PROJECT may have together.
 
     SIZE is such as 500G; `none` for no limit, `default` for what the store's setting
-    NIGHTSHIFT_STORE_PROJECT_QUOTA_BYTES says. What is stored already stays, whatever its size; end files of batches are never refused.
+    NIGHTSHIFT_STORE_PROJECT_QUOTA_BYTES says. What is stored already stays, whatever its size, and
+    end files of batches are never refused.
     """
     changed = ask(data, store, lambda there: admin.set_quota(there, project, size))
     limit = f"{changed.limit_bytes} bytes" if changed.HasField("limit_bytes") else "no limit"
