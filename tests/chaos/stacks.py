@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from tests.chaos.embedded import EmbeddedSystem
 from tests.chaos.workload import LINE_TIMEOUT_SECONDS, SHORT_WINDOWS
+from tests.kit.embedded import EmbeddedSystem
 from tests.kit.production import APART, ProductionSystem
 from tests.kit.system import System
 
