@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import http.client
+import json
 import os
 import shlex
 import sys
@@ -33,6 +34,9 @@ _ENGINE_END_SECONDS: Final = 10.0
 _SETTINGS_FAULT: Final = 2
 """Exit status of a service whose settings do not fit; starting it again cannot help."""
 
+
+_NO_ROOM: Final = "storage_reserve"
+"""What the gateway calls it when the store lacks nothing but room on its disk."""
 
 _ALLOW_OPEN_VARIABLE: Final = "NIGHTSHIFT_GATEWAY_ALLOW_OPEN"
 
@@ -342,8 +346,14 @@ def _is_ready(gateway: Address) -> bool:
     connection = http.client.HTTPConnection(gateway.host, gateway.port, timeout=2)
     try:
         connection.request("GET", "/readyz")
-        return connection.getresponse().status == 200
-    except (OSError, http.client.HTTPException):
+        answer = connection.getresponse()
+        if answer.status == 200:
+            return True
+        # With little room on the disk it takes nothing new, and batches that run go on: who waited
+        # for room here would keep people from making some.
+        error = json.loads(answer.read()).get("error") or {}
+        return bool(error.get("code") == _NO_ROOM)
+    except (OSError, http.client.HTTPException, ValueError):
         return False
     finally:
         connection.close()

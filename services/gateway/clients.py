@@ -281,6 +281,10 @@ class Store:
         """Tell whether the store takes work right now."""
         return await rpc.is_serving(self._channel)
 
+    async def lacks_room_only(self) -> bool:
+        """Tell whether a store that takes no work goes on with what it has, for want of disk."""
+        return await rpc.is_serving(self._channel, "nightshift.v1.Work")
+
     def _metadata(self, caller: Caller) -> tuple[tuple[str, str], ...]:
         return rpc.metadata(
             self._secret,

@@ -79,8 +79,15 @@ async def running(settings: GatewaySettings, secret: str) -> AsyncIterator[Liste
         stack.push_async_callback(public.drain, service.DRAIN_SECONDS)
         await stack.enter_async_context(_readiness(context, public))
         await stack.enter_async_context(_http(context, listener))
-        stack.callback(context.watchers.drain)
+        stack.push_async_callback(_say_goodbye, context, public, settings.drain_delay_seconds)
         yield Listening(listener.getsockname()[1], public.port)
+
+
+async def _say_goodbye(context: Context, public: rpc.RunningServer, seconds: float) -> None:
+    """Be ready no more, end streams of events, and leave `seconds` to those who have to notice."""
+    context.watchers.drain()
+    await public.health.enter_graceful_shutdown()
+    await asyncio.sleep(seconds)
 
 
 def _listen(address: str) -> socket.socket:

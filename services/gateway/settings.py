@@ -37,6 +37,9 @@ class GatewaySettings(ServiceSettings):
     allow_open: bool = False
     #: How often a key may call that has no limit of its own; each gateway counts alone.
     requests_per_minute: int | None = Field(None, gt=0)
+    #: How long a gateway that stops still takes requests and says at /readyz that it does not:
+    #: what a load balancer needs to notice.
+    drain_delay_seconds: float = Field(0.0, ge=0, le=60)
     #: The services' shared secret.
     secret_file: Path = Field(
         Path("nightshift-data/secret"), validation_alias="NIGHTSHIFT_SECRET_FILE"

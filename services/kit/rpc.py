@@ -1,7 +1,7 @@
 """gRPC transport: the only place that knows channels, servers and the policy of each call."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -140,12 +140,17 @@ class RunningServer:
     port: int
     names: tuple[str, ...] = ("",)
 
-    async def set_ready(self, ready: bool) -> None:
-        """Say whether work can be taken right now; a server is ready from its start."""
+    async def set_ready(self, ready: bool, *, still: Collection[str] = ()) -> None:
+        """Say whether work can be taken right now; a server is ready from its start.
+
+        Args:
+            ready: whether it can.
+            still: full names of services that can be called even though not.
+        """
         statuses = health_pb2.HealthCheckResponse
-        status = statuses.SERVING if ready else statuses.NOT_SERVING
         for name in self.names:
-            await self.health.set(name, status)
+            can = ready or name in still
+            await self.health.set(name, statuses.SERVING if can else statuses.NOT_SERVING)
 
     async def drain(
         self, grace_seconds: float, end_streams: Callable[[], None] = lambda: None
@@ -165,11 +170,21 @@ class RunningServer:
         await self.server.stop(grace_seconds)
 
 
-async def is_serving(channel: grpc.aio.Channel, *, timeout_seconds: float = 1.0) -> bool:
-    """Ask the other side's health service whether it takes work; no answer means no."""
+async def is_serving(
+    channel: grpc.aio.Channel, service: str = "", *, timeout_seconds: float = 1.0
+) -> bool:
+    """Ask the other side's health service whether it takes work; no answer means no.
+
+    Args:
+        channel: to the other side.
+        service: full name of one service there; empty for all of them.
+        timeout_seconds: wait for an answer.
+    """
     stub: Any = health_pb2_grpc.HealthStub(channel)
     try:
-        answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=timeout_seconds)
+        answer = await stub.Check(
+            health_pb2.HealthCheckRequest(service=service), timeout=timeout_seconds
+        )
     except grpc.aio.AioRpcError:
         return False
     return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)

@@ -10,10 +10,11 @@ from services.kit import bus, interceptors, rpc, service
 from services.kit.clock import SystemClock
 from services.kit.ids import uuid7_hex
 from services.kit.log import get_logger
+from services.kit.readiness import Readiness
 from services.scheduler.domain.policies.fifo import Fifo
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.settings import SchedulerSettings
-from services.scheduler.work_client import WorkClient
+from services.scheduler.work_client import WORK_SERVICE, WorkClient
 
 _log = get_logger(__name__)
 
@@ -30,9 +31,13 @@ async def serve(settings: SchedulerSettings, stopping: asyncio.Event) -> None:
     secret = service.read_secret(settings.secret_file)
     holder = settings.name or f"{socket.gethostname()}-{uuid7_hex()}"
     async with contextlib.AsyncExitStack() as stack:
-        connection = await _unless(
-            stopping, bus.connect(settings.nats_url, "scheduler", replicas=settings.nats_replicas)
-        )
+        # Only health is served, and a standby is ready too: it takes over by itself.
+        server = await rpc.start_server(settings.listen, [], [interceptors.TelemetryInterceptor()])
+        stack.push_async_callback(server.drain, 0)
+        await server.set_ready(False)
+        service.serve_metrics(settings.metrics_listen)
+        connecting = bus.connect(settings.nats_url, "scheduler", replicas=settings.nats_replicas)
+        connection = await _unless(stopping, connecting)
         if connection is None:
             return
         stack.push_async_callback(connection.close)
@@ -46,12 +51,20 @@ async def serve(settings: SchedulerSettings, stopping: asyncio.Event) -> None:
             holder=holder,
             tick_seconds=settings.window_tick_seconds,
         )
-        # Only health is served, and a standby is ready too: it takes over by itself.
-        server = await rpc.start_server(settings.listen, [], [interceptors.TelemetryInterceptor()])
-        stack.push_async_callback(server.drain, 0)
-        service.serve_metrics(settings.metrics_listen)
-        _log.info("scheduler_ready", holder=holder, port=server.port)
+        await stack.enter_async_context(_readiness(server, connection, channel).kept())
+        _log.info("scheduler_started", holder=holder, port=server.port)
         await scheduler.run(stopping)
+
+
+def _readiness(server: rpc.RunningServer, connection: bus.Bus, channel: rpc.Channel) -> Readiness:
+    async def is_connected() -> bool:
+        return connection.connected
+
+    async def tell(missing: frozenset[str]) -> None:
+        await server.set_ready(not missing)
+
+    looks = {"bus": is_connected, "store": lambda: rpc.is_serving(channel, WORK_SERVICE)}
+    return Readiness(looks, tell)
 
 
 async def _unless(stopping: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from protos.nightshift.v1 import work_pb2
 from protos.nightshift.v1.dispatch_pb2 import Dispatch
@@ -17,6 +17,9 @@ from services.scheduler.domain.window import BATCHES_PER_POOL, Window, WindowBat
 
 if TYPE_CHECKING:
     from protos.nightshift.v1.work_pb2_grpc import WorkAsyncStub
+
+WORK_SERVICE: Final = "nightshift.v1.Work"
+"""By which the store's health service calls what is asked for here."""
 
 
 @dataclass(frozen=True, slots=True)

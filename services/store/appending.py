@@ -58,6 +58,37 @@ class _Budget:
             self._changed.notify_all()
 
 
+class _Incoming:
+    """The requests of one stream, which ends in order when it is idle or the store drains."""
+
+    def __init__(self, requests: Requests, draining: asyncio.Event) -> None:
+        self._requests = requests
+        self._draining = draining
+        self._waits_between: asyncio.Timeout | None = None
+
+    async def next(self, *, between: bool) -> work_pb2.AppendResultsRequest | None:
+        """Return the next request; `between` frames the end of the stream may be ours."""
+        if between and self._draining.is_set():
+            return None
+        try:
+            async with asyncio.timeout(IDLE_SECONDS) as limit:
+                self._waits_between = limit if between else None
+                return await anext(self._requests)
+        except StopAsyncIteration:
+            return None
+        except TimeoutError:
+            # Ended in order: who has more to say opens the stream again.
+            return None
+        finally:
+            self._waits_between = None
+
+    async def end_with_store(self) -> None:
+        """Have `next` return when the store drains; what comes after that goes to another."""
+        await self._draining.wait()
+        if self._waits_between is not None:
+            self._waits_between.reschedule(asyncio.get_running_loop().time())
+
+
 class Appender:
     """Records the frames of all streams."""
 
@@ -92,19 +123,22 @@ class Appender:
     async def _read(
         self, requests: Requests, waiting: "asyncio.Queue[asyncio.Task[Answer] | None]"
     ) -> None:
+        incoming = _Incoming(requests, self._context.draining)
+        ending = asyncio.create_task(incoming.end_with_store())
         try:
-            async for frame in self._assemble(requests):
+            async for frame in self._assemble(incoming):
                 await self._budget.take(len(frame.payload))
                 await waiting.put(asyncio.create_task(self._append(frame)))
         finally:
+            ending.cancel()
             # What was read is still answered; the reader's own failure comes after it.
             await waiting.put(None)
 
-    async def _assemble(self, requests: Requests) -> AsyncIterator[_Assembled]:
+    async def _assemble(self, incoming: _Incoming) -> AsyncIterator[_Assembled]:
         first: work_pb2.AppendResultsRequest | None = None
         pieces: list[bytes] = []
         size = 0
-        while (request := await _next(requests)) is not None:
+        while (request := await incoming.next(between=first is None)) is not None:
             if first is None:
                 first = request
             elif (request.token, request.frame) != (first.token, first.frame) or request.records:
@@ -194,14 +228,3 @@ def _abandon(task: "asyncio.Task[Any]") -> None:
     """Stop a task whose outcome nobody waits for; a commit that runs is not undone by it."""
     task.add_done_callback(lambda done: done.cancelled() or done.exception())
     task.cancel()
-
-
-async def _next(requests: Requests) -> work_pb2.AppendResultsRequest | None:
-    try:
-        async with asyncio.timeout(IDLE_SECONDS):
-            return await anext(requests)
-    except StopAsyncIteration:
-        return None
-    except TimeoutError:
-        # Ended in order: who has more to say opens the stream again.
-        return None

@@ -1,5 +1,6 @@
 """What every part of the store is given."""
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -26,6 +27,7 @@ class Context:
 
     Attributes:
         wake: asks a background loop for a turn now; may be called from any thread.
+        draining: set when the store stops; streams of executors end then, in order.
     """
 
     db: Database
@@ -35,6 +37,7 @@ class Context:
     settings: StoreSettings
     wake: Callable[[LoopName], None]
     disk: Disk = field(default_factory=Disk)
+    draining: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         """Carry the database's time by the clock of all others."""

@@ -103,6 +103,14 @@ class Database:
         result: T = await asyncio.wrap_future(job.future)
         return result
 
+    async def probe(self) -> None:
+        """Return once a transaction that changes nothing has passed the writer.
+
+        Raises:
+            UnavailableError: the database cannot be written.
+        """
+        await self.write("database.probe", lambda _: None)
+
     async def read(self, statement: Statement[T]) -> T:
         """Run `statement` on a consistent snapshot, in a reader's thread.
 

@@ -25,6 +25,7 @@ from services.kit.interceptors import (
     TraceInterceptor,
 )
 from services.kit.loop import Loop
+from services.kit.readiness import Readiness
 from services.store import memory, starting
 from services.store.alone import only_store
 from services.store.batches_servicer import BatchesServicer
@@ -53,6 +54,7 @@ from services.store.work_servicer import WorkServicer
 _TICK_SECONDS = 1.0
 _SWEEP_SECONDS = 60.0
 _PACKAGE = "nightshift.v1"
+_WORK = f"{_PACKAGE}.Work"
 
 
 def main() -> NoReturn:
@@ -118,9 +120,25 @@ async def _serve(stopping: asyncio.Event) -> None:
                 ErrorsInterceptor(),
             ],
         )
-        stack.push_async_callback(server.drain, service.DRAIN_SECONDS)
-        stack.callback(hub.close)
+        # Until the first look it takes nothing.
+        await server.set_ready(False)
+
+        def end_streams() -> None:
+            hub.close()
+            context.draining.set()
+
+        stack.push_async_callback(server.drain, service.DRAIN_SECONDS, end_streams)
+        await stack.enter_async_context(_readiness(context, server).kept())
         await stopping.wait()
+
+
+def _readiness(context: Context, server: rpc.RunningServer) -> Readiness:
+    async def tell(missing: frozenset[str]) -> None:
+        # With too little room on the disk, what runs still goes on.
+        await server.set_ready(not missing, still=(_WORK,) if missing == {"disk"} else ())
+
+    looks = {"database": context.db.probe, "disk": context.disk.require_room}
+    return Readiness(looks, tell)
 
 
 def _start_loops(
@@ -201,7 +219,7 @@ def _entries(
             webhooks_pb2_grpc.add_WebhooksServicer_to_server,
         ),
         rpc.ServiceEntry(
-            f"{_PACKAGE}.Work",
+            _WORK,
             WorkServicer(context, reader),
             work_pb2_grpc.add_WorkServicer_to_server,
         ),

@@ -59,9 +59,18 @@ class HealthRoutes:
 
     async def ready(self, _request: Request) -> Response:
         """Say whether batches can be taken: 503 unless the store takes work."""
-        if not await self._context.store.is_serving():
-            raise UnavailableError("The store does not take work right now.")
-        return JsonResponse({"status": "ready"})
+        if self._context.watchers.draining.is_set():
+            raise UnavailableError("This gateway is stopping; ask another one.", code="stopping")
+        store = self._context.store
+        if await store.is_serving():
+            return JsonResponse({"status": "ready"})
+        if await store.lacks_room_only():
+            raise UnavailableError(
+                "The store keeps what is left of its disk for batches that run; delete files, or "
+                "give it a larger disk.",
+                code="storage_reserve",
+            )
+        raise UnavailableError("The store does not take work right now.")
 
     async def metrics(self, _request: Request) -> Response:
         """Return what Prometheus scrapes."""

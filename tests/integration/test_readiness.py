@@ -1,0 +1,131 @@
+"""A service is ready only while it can really take work: what it needs goes, and comes back."""
+
+import asyncio
+import contextlib
+import sqlite3
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+from openai import AsyncOpenAI
+
+from services.kit import rpc
+from tests.kit.batches import chats, run
+from tests.kit.eventually import eventually
+from tests.kit.nats_server import NatsServer
+from tests.kit.service_processes import Gateway, ServiceProcess, Services, services
+from tests.kit.up import running_up
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(120)]
+
+TURN_SECONDS = 15.0
+FAR_TOO_MUCH = str(10**18)
+
+
+class Fleet:
+    """One of each service, ready."""
+
+    def __init__(self, all_of_it: Services) -> None:
+        self.all = all_of_it
+        self.store = all_of_it.store()
+        self.scheduler = all_of_it.scheduler("scheduler")
+        self.gateway: Gateway = all_of_it.gateway("gateway")
+
+    async def are(self, *, ready: bool, what: tuple[ServiceProcess, ...]) -> None:
+        """Wait until all of these say that they are, or are not."""
+
+        async def say_so() -> bool:
+            said = [await process.is_serving() for process in what]
+            if self.gateway in what:
+                said.append(await self.gateway.readyz() == 200)
+            return said == [ready] * len(said)
+
+        await eventually(say_so, within_seconds=TURN_SECONDS, every_seconds=0.05)
+
+
+@pytest.fixture
+async def fleet(nats_server: NatsServer, tmp_path: Path) -> AsyncIterator[Fleet]:
+    async with services(tmp_path / "fleet", nats_server.url) as all_of_it:
+        fleet = Fleet(all_of_it)
+        await all_of_it.start()
+        yield fleet
+
+
+async def test_each_is_ready_while_what_it_needs_is_there(
+    fleet: Fleet, nats_server: NatsServer
+) -> None:
+    store, scheduler, gateway = fleet.store, fleet.scheduler, fleet.gateway
+    await fleet.are(ready=True, what=(store, scheduler, gateway))
+
+    nats_server.stop()
+    await fleet.are(ready=False, what=(scheduler,))
+    # Batches are taken without a broker, and begin when it is there.
+    await fleet.are(ready=True, what=(store, gateway))
+    nats_server.start()
+    await fleet.are(ready=True, what=(scheduler,))
+
+    await store.kill()
+    await fleet.are(ready=False, what=(scheduler, gateway))
+    store.start()
+    await fleet.are(ready=True, what=(store, scheduler, gateway))
+
+    database = Path(store.settings["NIGHTSHIFT_STORE_DATA_DIR"]) / "nightshift.db"
+    with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        await fleet.are(ready=False, what=(store, scheduler, gateway))
+        other.execute("ROLLBACK")
+    await fleet.are(ready=True, what=(store, scheduler, gateway))
+
+
+async def test_a_gateway_that_stops_is_ready_no_more_and_still_answers(fleet: Fleet) -> None:
+    leaving = fleet.all.gateway("leaving", DRAIN_DELAY_SECONDS="3")
+    await fleet.all.start(leaving)
+    client = AsyncOpenAI(base_url=leaving.base_url, api_key="x", max_retries=0)
+    ending = asyncio.create_task(leaving.stop())
+    await eventually(lambda: _says(leaving, "stopping"))
+    assert not await leaving.is_serving()
+    assert (await client.models.list()).data == []
+    assert await ending == 0
+    await client.close()
+
+
+async def test_a_store_without_room_takes_nothing_new_and_runs_what_there_is(
+    nats_server: NatsServer, tmp_path: Path
+) -> None:
+    async with services(tmp_path / "fleet", nats_server.url) as all_of_it:
+        store = all_of_it.store(DISK_RESERVE_BYTES=FAR_TOO_MUCH)
+        scheduler, gateway = all_of_it.scheduler("scheduler"), all_of_it.gateway("gateway")
+        for process in (store, scheduler, gateway):
+            process.start()
+        await scheduler.ready()
+        assert not await store.is_serving()
+        async with rpc.open_channel(store.address) as channel:
+            assert await rpc.is_serving(channel, "nightshift.v1.Work")
+        await eventually(lambda: _says(gateway, "storage_reserve"))
+
+
+def test_up_begins_though_there_is_little_room(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with running_up(data) as up:
+
+        async def one() -> None:
+            async with AsyncOpenAI(base_url=up.base_url, api_key="x") as client:
+                await run(client, chats(3))
+
+        asyncio.run(one())
+    # Who waited for room here would keep people from making some.
+    with running_up(data, environment={"NIGHTSHIFT_STORE_DISK_RESERVE_BYTES": FAR_TOO_MUCH}) as up:
+        files = httpx.get(f"{up.base_url}/files").json()["data"]
+        assert len(files) == 2
+        for file in files:
+            assert httpx.delete(f"{up.base_url}/files/{file['id']}").status_code == 200
+
+
+async def _says(gateway: Gateway, code: str) -> bool:
+    async with httpx.AsyncClient() as client:
+        try:
+            answer = await client.get(f"http://{gateway.http}/readyz")
+        except httpx.TransportError:
+            return False
+    return answer.status_code == 503 and answer.json()["error"]["code"] == code
