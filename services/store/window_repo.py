@@ -97,9 +97,14 @@ def to_proto(row: Row) -> work_pb2.WindowBatch:
 
 
 def indexes_of(connection: sa.Connection, batch_ids: Sequence[str]) -> dict[str, str]:
-    """Return the name of the line index of each of these batches that has one."""
+    """Return the name of the line index of each of these batches that is in the window.
+
+    That of one which has ended may be gone with its input.
+    """
     rows = connection.execute(
-        sa.select(batches.c.id, batches.c.index_blob).where(batches.c.id.in_(batch_ids))
+        sa.select(batches.c.id, batches.c.index_blob).where(
+            batches.c.id.in_(batch_ids), sa.text(WINDOW_WHERE)
+        )
     )
     return {row.id: row.index_blob for row in rows if row.index_blob is not None}
 
