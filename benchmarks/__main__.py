@@ -23,6 +23,7 @@ NAMES: Final = (
     "growth",
     "upload_parts",
     "faults",
+    "recovery",
     "engine_full",
     "one_at_a_time",
 )

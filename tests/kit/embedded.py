@@ -36,6 +36,7 @@ class EmbeddedSystem:
         self._environment = {**(environment or {}), **started_to(self.started_dir)}
         self._listen = FreePorts(random.Random()).take()
         self._up: RunningUp | None = None
+        self._pids: dict[str, int] = {}
         # While `up` is away there is nobody to start a child again.
         self._at_up = asyncio.Lock()
 
@@ -56,6 +57,11 @@ class EmbeddedSystem:
         """The `up` that runs now."""
         assert self._up is not None, "not open"
         return self._up
+
+    def pid(self, name: str) -> int:
+        """Return a process's id; of the one that was, while it is away."""
+        self._pids |= {"up": self.up.process.pid, **self.up.pids()}
+        return self._pids[name]
 
     async def open(self) -> None:
         """Start it, and wait until batches can be taken."""

@@ -301,6 +301,10 @@ class ProductionSystem:
         else:
             await doctor_check(self._folder / self.processes["store"][0])
 
+    def log_of(self, name: str) -> str:
+        """Return all that a service logged."""
+        return (self._folder / f"{name}.log").read_text(errors="replace")
+
     def log_end(self, size: int = 6_000) -> str:
         """Return the end of each service's log."""
         each = max(size // max(len(self._services), 1), 400)

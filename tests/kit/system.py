@@ -37,6 +37,10 @@ class System(Protocol):
         """Where executors note what their engines start; see `tests.kit.started_lines`."""
         ...
 
+    def pid(self, name: str) -> int:
+        """Return a process's id; of the one that was, while it is away."""
+        ...
+
     async def open(self) -> None:
         """Start everything; returns when batches can be taken."""
         ...
