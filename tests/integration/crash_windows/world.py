@@ -6,12 +6,11 @@ the same database and blobs takes over, and then the first one goes on where it 
 """
 
 import asyncio
-import contextlib
 import inspect
 import itertools
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeVar
@@ -19,15 +18,21 @@ from typing import Final, TypeVar
 import orjson
 import sqlalchemy as sa
 
+from protos.nightshift.v1 import admin_pb2, models_pb2
 from services.kit import rpc
+from services.kit.clock import ManualClock
 from services.kit.errors import NightshiftError, UnavailableError
+from services.kit.ids import uuid7_hex
 from services.store import doctor
+from services.store.blobs.local import LocalBlobs
+from services.store.context import Context
+from services.store.database import Database
 from services.store.models import blobs
 from services.store.settings import StoreSettings
-from tests.integration.store_work.harness import Worker
-from tests.integration.store_work.harness import running as store_in_this_process
+from services.store.sweeper import Sweeper
+from tests.integration.store_work.harness import Worker, keep_fake_time
 from tests.kit.eventually import eventually
-from tests.kit.store import free_port
+from tests.kit.store import MODEL, POOL, free_port, our_errors
 from tests.kit.template import Copied, Template
 
 T = TypeVar("T")
@@ -47,7 +52,7 @@ class Asker(Worker):
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """The metadata of every call."""
-        secret = (self.store.data / "secret").read_text().strip()
+        secret = self.store.secret_file.read_text().strip()  # type: ignore[attr-defined]  # a `Member`
         return rpc.metadata(secret, project_id=self.project_id, idempotency_key=self.key)
 
 
@@ -58,6 +63,7 @@ class Backing:
     environment: Mapping[str, str] = field(default_factory=dict)
     database_url: str = ""
     blob_folder: Path | None = None
+    secret_file: Path | None = None
 
     @property
     def several_stores(self) -> bool:
@@ -71,7 +77,7 @@ class Member:
     def __init__(self, world: "World", name: str) -> None:
         self.address = f"127.0.0.1:{free_port()}"
         self.data = world.folder / ("data" if not world.backing.several_stores else name)
-        self.secret_file = world.folder / "secret"
+        self.secret_file = world.backing.secret_file or self.data / "secret"
         self.process = Copied(
             world.template,
             "services.store.main",
@@ -153,11 +159,14 @@ class World:
         """Where all its stores keep blobs."""
         return self.backing.blob_folder or self.data / "blobs"
 
+    @property
+    def database_url(self) -> str:
+        """Where all its stores keep rows."""
+        return self.backing.database_url or f"sqlite:///{self.data / 'nightshift.db'}"
+
     def sql(self, *statements: str) -> None:
         """Change rows behind the stores' backs."""
-        engine = sa.create_engine(
-            self.backing.database_url or f"sqlite:///{self.data / 'nightshift.db'}"
-        )
+        engine = sa.create_engine(driver_url(self.database_url))
         with engine.begin() as connection:
             for statement in statements:
                 connection.execute(sa.text(statement))
@@ -210,7 +219,15 @@ class World:
 
     async def ready(self) -> None:
         """Wait until the store that is asked answers and knows a model."""
-        await self.do(lambda asker: asker.ready())
+        model = models_pb2.Model(id=MODEL, pool_id=POOL)
+
+        async def put(asker: Asker) -> None:
+            with our_errors():
+                await asker.admin.PutModels(
+                    admin_pb2.PutModelsRequest(models=[model]), metadata=asker.metadata
+                )
+
+        await self.do(put)
 
     async def do(self, call: Call[T], *, key: str | None = None) -> T:
         """Ask as an ordinary client: again while the store is away, elsewhere once it hangs.
@@ -351,32 +368,52 @@ class World:
 
     async def _check_all(self) -> None:
         """Nothing contradicts itself, and a day later no blob is left that nothing names."""
-        if self.backing.several_stores:
-            return
-        data = self.member.data
-        async with _a_day_later(data) as names:
-            folder = self.blob_folder
-            on_disk = sorted(str(path.relative_to(folder)) for path in blob_files(folder))
-            assert on_disk == names, "blobs that nothing names, or named ones that are gone"
+        folder = self.blob_folder
+        names = await self._a_day_later()
+        on_disk = sorted(str(path.relative_to(folder)) for path in blob_files(folder))
+        assert on_disk == names, "blobs that nothing names, or named ones that are gone"
         said: list[object] = []
-        faults = await asyncio.to_thread(
-            doctor.check, StoreSettings(data_dir=data), said.append, deep=True
+        settings = StoreSettings(
+            data_dir=self.data,
+            database_url=self.backing.database_url,
+            blobs_url=self.blob_folder.as_uri(),
+            secret_file=self.backing.secret_file,
         )
+        faults = await asyncio.to_thread(doctor.check, settings, said.append, deep=True)
         assert faults == 0, orjson.dumps(said, option=orjson.OPT_INDENT_2).decode()
+
+    async def _a_day_later(self) -> list[str]:
+        """Sweep as a store that finds things a day old; return the blobs that are named then."""
+        clock = ManualClock(time.time() + _A_DAY_LATER_SECONDS)
+        db = Database(self.database_url)
+        keep_fake_time(db)
+        try:
+            context = Context(
+                db=db,
+                blobs=LocalBlobs(self.blob_folder),
+                clock=clock,
+                new_id=uuid7_hex,
+                settings=StoreSettings(data_dir=self.data),
+                wake=lambda _name: None,
+            )
+            await Sweeper(context).run_once()
+            rows = await db.read(
+                lambda connection: connection.execute(sa.select(blobs.c.name, blobs.c.state)).all()
+            )
+            await context.blobs.close()
+        finally:
+            db.close()
+        assert {row.state for row in rows} <= {"live"}, rows
+        return sorted(row.name for row in rows)
+
+
+def driver_url(url: str) -> sa.URL:
+    """Return a database's address with the driver that is installed."""
+    made = sa.make_url(url)
+    return made if made.drivername == "sqlite" else made.set(drivername="postgresql+psycopg")
 
 
 def blob_files(folder: Path) -> list[Path]:
     """Every blob in a directory, those that are being written left out."""
     unfinished = folder / "tmp"
     return [path for path in folder.rglob("*") if path.is_file() and unfinished not in path.parents]
-
-
-@contextlib.asynccontextmanager
-async def _a_day_later(data: Path) -> AsyncIterator[list[str]]:
-    """Sweep as a store does that finds things a day old; yields the blobs that are named then."""
-    async with store_in_this_process(data) as store:
-        store.clock.advance(time.time() - store.clock.now() + _A_DAY_LATER_SECONDS)
-        await store.sweeper.run_once()
-        rows = await store.sql(sa.select(blobs.c.name, blobs.c.state))
-        assert {row.state for row in rows} <= {"live"}, rows
-        yield sorted(row.name for row in rows)
