@@ -16,6 +16,8 @@ from typing import Any, Final
 import psycopg
 import pytest
 
+from services.store import key_tables, uploads_tables, webhook_tables  # noqa: F401 - for their tables
+from services.store.models import metadata
 from tests.kit.store import free_port
 
 START_SECONDS: Final = 30.0
@@ -187,6 +189,45 @@ def postgres() -> Iterator[Postgres]:
         yield server
     finally:
         server.remove()
+
+
+class StoreDatabases:
+    """Databases for stores, used again by later tests: making one costs more than most tests."""
+
+    def __init__(self, server: Postgres) -> None:
+        """Make them on `server`."""
+        self._server = server
+        self._free: list[str] = []
+        self._used: list[str] = []
+
+    def take(self) -> str:
+        """Return the address of a database without rows, until `give_back`."""
+        url = self._free.pop() if self._free else self._server.new_database()
+        self._used.append(url)
+        return url
+
+    def give_back(self) -> None:
+        """Empty what was taken; nobody uses it any more."""
+        for url in self._used:
+            self._server.cut(url)
+            with psycopg.connect(url) as connection, connection.pipeline():
+                for table in reversed(metadata.sorted_tables):
+                    connection.execute(f"DELETE FROM {table.name}".encode())
+            self._free.append(url)
+        self._used = []
+
+
+@pytest.fixture(scope="session")
+def all_store_databases(postgres: Postgres) -> StoreDatabases:
+    """Return what `store_databases` takes from."""
+    return StoreDatabases(postgres)
+
+
+@pytest.fixture
+def store_databases(all_store_databases: StoreDatabases) -> Iterator[StoreDatabases]:
+    """Return databases for the stores of one test; they must have stopped when it ends."""
+    yield all_store_databases
+    all_store_databases.give_back()
 
 
 @pytest.fixture

@@ -1,15 +1,53 @@
 """Fixtures of the tests of `Work` and of webhooks."""
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
 from services.store.webhook_sender import Sender
-from tests.integration.store_work.harness import Store, running
+from tests.integration.store_work.harness import Store, databases, running
 from tests.integration.store_work.webhooks import Project
+from tests.kit.postgres import StoreDatabases
 from tests.kit.webhook_receiver import Receiver, running_receiver
+
+# What says something about SQL, and not only about gRPC or files.
+_ON_BOTH = (
+    "test_attempts",
+    "test_ending",
+    "test_events",
+    "test_explained",
+    "test_file_expiry",
+    "test_finalizing",
+    "test_leadership",
+    "test_mixed",
+    "test_quarantine",
+    "test_reclaim",
+    "test_results",
+    "test_sweeping",
+    "test_upload_expiry",
+    "test_webhook_deliveries",
+    "test_webhook_endpoints",
+    "test_whole_path",
+    "test_window",
+)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run the tests of these modules on both databases."""
+    if metafunc.module.__name__.rpartition(".")[2] in _ON_BOTH:
+        metafunc.parametrize("database", ["sqlite", "postgresql"], indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def database(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Have stores of this process use SQLite, or PostgreSQL where the test is run on it."""
+    if getattr(request, "param", "sqlite") == "postgresql":
+        theirs: StoreDatabases = request.getfixturevalue("store_databases")
+        databases.make = theirs.take
+    yield
+    databases.make = None
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ Everything is spoken to over a real gRPC server; database and blobs are real fil
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -353,13 +353,46 @@ def frame(
     )
 
 
+class Databases:
+    """Where stores in this process keep their rows: in a file, or in what `make` makes."""
+
+    def __init__(self) -> None:
+        #: Makes an empty database and returns its address; None means a file in the folder.
+        self.make: Callable[[], str] | None = None
+        self._made: dict[Path, str] = {}
+
+    def of(self, folder: Path) -> str:
+        """Return the address of a folder's database, the same each time."""
+        if self.make is None:
+            return f"sqlite:///{folder / 'nightshift.db'}"
+        if folder not in self._made:
+            self._made[folder] = self.make()
+        return self._made[folder]
+
+
+databases = Databases()
+
+
+def keep_fake_time(db: Database) -> None:
+    """Take the test's clock for the database's: a server's own cannot be set."""
+    dialect = db._dialect
+    begun, pulse = dialect.head, dialect.pulse
+    dialect.head = lambda connection: replace(begun(connection), seconds=None)  # type: ignore[method-assign]
+
+    def pulse_only() -> None:
+        pulse()
+
+    dialect.pulse = pulse_only  # type: ignore[method-assign]
+
+
 @contextlib.asynccontextmanager
 async def running(folder: Path, **settings: Any) -> AsyncIterator[Store]:
     """Serve a store on files below `folder`; started again there, it goes on."""
     await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
     await asyncio.to_thread((folder / "secret").write_text, SECRET)
     clock = ManualClock()
-    db = Database(f"sqlite:///{folder / 'nightshift.db'}")
+    db = Database(await asyncio.to_thread(databases.of, folder))
+    keep_fake_time(db)
     try:
         migrate.upgrade(db.writer_engine, int(clock.now()))
         context = Context(
