@@ -65,6 +65,7 @@ class EmbeddedSystem:
 
     async def open(self) -> None:
         """Start it, and wait until batches can be taken."""
+        self._data.parent.mkdir(parents=True, exist_ok=True)
         arguments = ("--engine", "simulated", "--executors", str(self._executors))
         self._up = RunningUp(
             self._data, (*arguments, "--listen", str(self._listen)), self._environment
