@@ -54,11 +54,17 @@ SEQS: Final = (
 )
 """The `seq` of all that have lines to cut for a pool."""
 
+
+def _total(column: sa.Column[int]) -> sa.ColumnElement[int]:
+    # PostgreSQL sums integers to numerics.
+    return sa.cast(sa.func.sum(column), sa.BigInteger)
+
+
 _WINDOW: Final = (
     WAITING.add_columns(
         batches.c.project_id,
-        sa.func.sum(batch_models.c.lines).label("lines_total"),
-        sa.func.sum(batch_models.c.cut).label("lines_cut"),
+        _total(batch_models.c.lines).label("lines_total"),
+        _total(batch_models.c.cut).label("lines_cut"),
         batches.c.lines_done,
         batches.c.expires_ms,
         batches.c.input_bytes,
