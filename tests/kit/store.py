@@ -140,7 +140,12 @@ class Client:
             )
 
         with our_errors():
-            return (await self.files.UploadFile(frames(), metadata=self.metadata)).file
+            call = self.files.UploadFile(frames(), metadata=self.metadata)
+            end = rpc.StreamEnd(call)
+            try:
+                return (await call).file
+            except grpc.aio.AioRpcError as failure:
+                raise (await end.fault(failure)) from None
 
     async def download(self, file_id: str) -> bytes:
         """Return a file's content."""

@@ -4,7 +4,10 @@ import itertools
 import random
 from collections.abc import Iterable, Iterator, Sequence
 
+import grpc
+
 from protos.nightshift.v1 import files_pb2, uploads_pb2
+from services.kit import rpc
 from tests.kit.store import Client, our_errors
 
 
@@ -42,7 +45,12 @@ async def add(client: Client, upload_id: str, content: bytes, *, frame_bytes: in
         yield uploads_pb2.AddUploadPartRequest(footer=uploads_pb2.UploadPartFooter())
 
     with our_errors():
-        answer = await client.uploads.AddUploadPart(frames(), metadata=client.metadata)
+        call = client.uploads.AddUploadPart(frames(), metadata=client.metadata)
+        end = rpc.StreamEnd(call)
+        try:
+            answer = await call
+        except grpc.aio.AioRpcError as failure:
+            raise (await end.fault(failure)) from None
     assert answer.part.upload_id == upload_id
     return answer.part.id
 
