@@ -106,12 +106,19 @@ async def _check_copy(settings: StoreSettings, write: Write, *, deep: bool) -> i
             blobs = await asyncio.to_thread(ListedBlobs, blob_reader(settings), folder / "blobs")
             copy = folder / "rows.db"
             await snapshot.take(db, settings.sqlalchemy_url, copy, lambda _rows: None)
-            view = View(copy, blobs, is_copy=True)
             report = Report(write, render=statement.for_postgresql)
-            try:
-                return await asyncio.to_thread(_check_all, view, settings, report, deep=deep)
-            finally:
-                view.close()
+            return await asyncio.to_thread(_check_rows, copy, blobs, settings, report, deep=deep)
+
+
+def _check_rows(
+    copy: Path, blobs: BlobReader, settings: StoreSettings, report: Report, *, deep: bool
+) -> int:
+    """Check a copy of all rows; in one thread, since SQLite's connections belong to theirs."""
+    view = View(copy, blobs, is_copy=True)
+    try:
+        return _check_all(view, settings, report, deep=deep)
+    finally:
+        view.close()
 
 
 def _open(database: Path, blobs: BlobReader) -> View:

@@ -21,7 +21,9 @@ async def doctor_check(place: Path | Mapping[str, str]) -> None:
         env=None if isinstance(place, Path) else {**os.environ, **place},
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
     )
-    output, _ = await process.communicate()
+    output, errors = await process.communicate()
+    assert not errors, errors.decode(errors="replace")
     said = json.loads(output)
     assert process.returncode == 0, json.dumps(said.get("faults", said), indent=1)
