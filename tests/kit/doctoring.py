@@ -8,15 +8,17 @@ from collections.abc import Mapping
 from pathlib import Path
 
 
-async def doctor_check(place: Path | Mapping[str, str]) -> None:
+async def doctor_check(place: Path | Mapping[str, str], *, deep: bool = False) -> None:
     """Check all that a store keeps. AssertionError with what is at fault there.
 
     Args:
         place: its data directory, or its settings that say where database and blobs are.
+        deep: read the content of every file too.
     """
     named = ("--data", str(place)) if isinstance(place, Path) else ()
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "services.cli.main", "doctor", "--check", "--deep", "--json"),
+        *(sys.executable, "-m", "services.cli.main", "doctor", "--check", "--json"),
+        *(("--deep",) if deep else ()),
         *named,
         env=None if isinstance(place, Path) else {**os.environ, **place},
         stdin=asyncio.subprocess.DEVNULL,

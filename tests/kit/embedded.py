@@ -130,7 +130,7 @@ class EmbeddedSystem:
 
     async def check(self) -> None:
         """Check the directory, while it runs."""
-        await doctor_check(self._data)
+        await doctor_check(self._data, deep=True)
 
     def log_end(self, size: int = 6_000) -> str:
         """Return the end of `up`'s log, to which all of them write."""

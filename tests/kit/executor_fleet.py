@@ -48,9 +48,11 @@ class Fleet:
         line_timeout_seconds: float = 60.0,
         drain_seconds: float = 5.0,
         stall_limit_seconds: float = 60.0,
+        store: str | None = None,
     ) -> Executor:
+        """Start an executor; `store` is the address at which it finds the store."""
         bus = await buses.connect(self.nats_url, name)
-        channel = rpc.open_channel(self.address)
+        channel = rpc.open_channel(store or self.address)
         stop = asyncio.Event()
 
         async def on_ready(_ready: bool) -> None:

@@ -1,6 +1,7 @@
 """Three real nats-servers that form one cluster, each with a store directory of its own."""
 
 import os
+import random
 import shutil
 import signal
 import socket
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+
+from services.cli.ports import FreePorts
 
 START_SECONDS: Final = 20.0
 STOP_SECONDS: Final = 5.0
@@ -123,7 +126,8 @@ class NatsCluster:
 
     def __init__(self, folder: Path, *, advertise: bool = True) -> None:
         """Keep each server's files below `folder`; runs nothing until `start`."""
-        ports = _free_ports(6)
+        free = FreePorts(random.Random())
+        ports = [free.take().port for _ in range(6)]
         self.members = [
             ClusterMember(
                 folder / f"n{number}",
@@ -158,18 +162,6 @@ class NatsCluster:
         for member in self.members:
             # Nothing of a test's cluster is wanted any more.
             member.kill()
-
-
-def _free_ports(count: int) -> list[int]:
-    """Return different ports that were free a moment ago."""
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
 
 
 @pytest.fixture

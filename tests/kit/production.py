@@ -299,7 +299,7 @@ class ProductionSystem:
             settings = {**database.environment(database.port), **blobs.environment(blobs.port)}
             await doctor_check(settings)
         else:
-            await doctor_check(self._folder / self.processes["store"][0])
+            await doctor_check(self._folder / self.processes["store"][0], deep=True)
 
     def log_of(self, name: str) -> str:
         """Return all that a service logged."""

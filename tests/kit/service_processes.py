@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import random
 import secrets
 import signal
 import subprocess
@@ -13,9 +14,9 @@ from typing import Final
 
 import httpx
 
+from services.cli.ports import FreePorts
 from services.kit import rpc
 from tests.kit.eventually import eventually
-from tests.kit.store import free_port
 
 START_SECONDS: Final = 40.0
 STOP_SECONDS: Final = 40.0
@@ -129,6 +130,8 @@ class Services:
         """Describe a fleet without processes; `settings` go to all of them."""
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
+        # A port that a restarting service leaves for a moment is taken by nobody.
+        self._ports = FreePorts(random.Random())
         self.processes: list[ServiceProcess] = []
         self.stores: list[ServiceProcess] = []
         secret_file = folder / "secret"
@@ -148,7 +151,7 @@ class Services:
     def store(self, **settings: str) -> ServiceProcess:
         """Add a store; one that shares nothing with others unless the settings say so."""
         name = f"store-{len(self.stores)}"
-        address = f"127.0.0.1:{free_port()}"
+        address = str(self._ports.take())
         settings = {"DATA_DIR": str(self.folder / name), "LISTEN": address, **settings}
         store = self._add(ServiceProcess, name, "store", address, settings)
         self.stores.append(store)
@@ -156,19 +159,19 @@ class Services:
 
     def scheduler(self, name: str, **settings: str) -> ServiceProcess:
         """Add a scheduler."""
-        address = f"127.0.0.1:{free_port()}"
+        address = str(self._ports.take())
         settings = {"LISTEN": address, "STORE": self.store_list, "NAME": name, **settings}
         return self._add(ServiceProcess, name, "scheduler", address, settings)
 
     def executor(self, name: str, **settings: str) -> ServiceProcess:
         """Add an executor with the simulated engine."""
-        address = f"127.0.0.1:{free_port()}"
+        address = str(self._ports.take())
         settings = {"LISTEN": address, "STORE": self.store_list, "NAME": name, **settings}
         return self._add(ServiceProcess, name, "executor", address, settings)
 
     def gateway(self, name: str, **settings: str) -> Gateway:
         """Add a gateway."""
-        http, address = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+        http, address = str(self._ports.take()), str(self._ports.take())
         settings = {
             "LISTEN": http,
             "GRPC_LISTEN": address,
