@@ -16,9 +16,12 @@ from services.store.database import Database
 from services.store.models import counters, metadata, outbox
 
 
-@pytest.fixture
-def db(tmp_path: Path) -> Iterator[Database]:
-    database = Database(f"sqlite:///{tmp_path / 'test.db'}")
+@pytest.fixture(params=["sqlite", "postgresql"])
+def db(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
+    url = f"sqlite:///{tmp_path / 'test.db'}"
+    if request.param == "postgresql":
+        url = request.getfixturevalue("postgres_url")
+    database = Database(url)
     migrate.upgrade(database.writer_engine, 1)
     yield database
     database.close()
@@ -122,8 +125,11 @@ def test_the_migrations_make_the_schema_that_the_code_uses(db: Database) -> None
 
 def test_the_database_syncs_each_commit(db: Database) -> None:
     with db.writer_engine.connect() as connection:
-        assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2
-        assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
+        if db.is_sqlite:
+            assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2
+            assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
+        else:
+            assert connection.exec_driver_sql("SHOW synchronous_commit").scalar() == "on"
 
 
 def test_the_last_migration_is_the_one_that_the_store_looks_for(db: Database) -> None:
