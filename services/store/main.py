@@ -26,7 +26,7 @@ from services.kit.interceptors import (
 )
 from services.kit.loop import Loop
 from services.kit.readiness import Readiness
-from services.store import memory, starting
+from services.store import folders, memory, starting
 from services.store.alone import only_store
 from services.store.batches_servicer import BatchesServicer
 from services.store.blobs.place import disk_of, open_blobs
@@ -66,7 +66,7 @@ def main() -> NoReturn:
 async def _serve(stopping: asyncio.Event) -> None:
     settings = StoreSettings.load()
     async with contextlib.AsyncExitStack() as stack:
-        settings.data_dir.mkdir(parents=True, exist_ok=True)
+        folders.make(settings.data_dir)
         secret_file = settings.secret_file or settings.data_dir / "secret"
         ensure_secret(secret_file)
         secret = service.read_secret(secret_file)

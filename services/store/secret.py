@@ -6,6 +6,7 @@ import secrets
 from pathlib import Path
 
 from services.kit import failpoints
+from services.store import folders
 
 _BYTES = 32
 
@@ -21,7 +22,10 @@ def ensure_secret(path: Path) -> None:
     descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(secrets.token_hex(_BYTES) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
     # A link, unlike a rename, never replaces the secret that somebody else made meanwhile.
     with contextlib.suppress(FileExistsError), failpoints.around("secret.make"):
         path.hardlink_to(unfinished)
     unfinished.unlink()
+    folders.sync(path.parent)

@@ -12,6 +12,7 @@ from typing import BinaryIO, Final
 from services.kit.errors import UnavailableError
 from services.kit.ids import uuid7_hex
 from services.kit.log import get_logger
+from services.store import folders
 from services.store.blobs.base import BlobMissingError, Blobs, Content
 
 _log = get_logger(__name__)
@@ -89,8 +90,8 @@ class LocalBlobs(Blobs):
         if place.parent not in self._synced:
             # Also where it exists: who made it may have died, or failed, before it was synced.
             place.parent.mkdir(parents=True, exist_ok=True)
-            for made in (place.parent.parent, self._root):
-                self._sync_directory(made)
+            for above in (place.parent.parent, self._root, self._root.parent):
+                self._sync_directory(above)
             self._synced.add(place.parent)
         unfinished.rename(place)
         # Not before: while it is open, another store sees that its writer lives.
@@ -98,13 +99,8 @@ class LocalBlobs(Blobs):
         self._sync_directory(place.parent)
 
     def _sync_directory(self, directory: Path) -> None:
-        if not self._durable:
-            return
-        descriptor = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        if self._durable:
+            folders.sync(directory)
 
     async def read(self, name: str, offset: int, length: int) -> bytes:
         """See `Blobs.read`."""
