@@ -34,7 +34,7 @@ from services.kit.interceptors import ErrorsInterceptor, SecretInterceptor
 from services.kit.result_line import success_or_error_line
 from services.store import migrate
 from services.store.batches_servicer import BatchesServicer
-from services.store.blobs.local import LocalBlobs
+from services.store.blobs.place import open_blobs
 from services.store.context import Context
 from services.store.database import Database
 from services.store.ender import Ender
@@ -395,17 +395,21 @@ async def running(folder: Path, **settings: Any) -> AsyncIterator[Store]:
     keep_fake_time(db)
     try:
         migrate.upgrade(db.writer_engine, int(clock.now()))
+        chosen = StoreSettings(data_dir=folder, **settings)
         context = Context(
             db=db,
-            blobs=LocalBlobs(folder / "blobs"),
+            blobs=open_blobs(chosen),
             clock=clock,
             new_id=uuid7_hex,
-            settings=StoreSettings(data_dir=folder, **settings),
+            settings=chosen,
             wake=lambda _name: None,
         )
-        async with serving(context, clock) as store:
-            await store.register()
-            yield store
+        try:
+            async with serving(context, clock) as store:
+                await store.register()
+                yield store
+        finally:
+            await context.blobs.close()
     finally:
         db.close()
 
