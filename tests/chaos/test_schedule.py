@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.slow,
 ]
 
-SECONDS: Final = 50.0
+SECONDS: Final = 40.0
 SEEDS: Final = {"embedded": 5, "production": 11}
 
 Rounds = Mapping[str, "asyncio.Task[Report]"]
