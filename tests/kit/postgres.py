@@ -1,6 +1,5 @@
 """A real PostgreSQL on loopback: one server for each worker of a test run, a database a test."""
 
-import ctypes
 import importlib.util
 import os
 import shutil
@@ -24,7 +23,8 @@ START_SECONDS: Final = 30.0
 STOP_SECONDS: Final = 10.0
 _UNPRIVILEGED: Final = "nobody"
 """Whom the server runs as where the tests run as root, which it refuses to do."""
-_PR_SET_PDEATHSIG: Final = 1
+_WATCH: Final = 'cat >/dev/null; kill -QUIT "$1"'
+"""Ends the server, and with it its children, once the test run is gone, however it ended."""
 _names: Final = count(1)
 
 
@@ -44,6 +44,7 @@ class Postgres:
         self._bin = self._programs()
         self._port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
+        self._watch: subprocess.Popen[bytes] | None = None
         self._run(
             "initdb",
             *("--pgdata", str(self._data), "--username", "postgres", "--auth", "trust"),
@@ -93,9 +94,11 @@ class Postgres:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 cwd=self._folder,
-                preexec_fn=_die_with_parent,  # noqa: PLW1509 - it calls one function of libc
                 **self._as,
             )
+        self._watch = subprocess.Popen(
+            ["sh", "-c", _WATCH, "watch", str(self._process.pid)], stdin=subprocess.PIPE
+        )
         deadline = time.monotonic() + START_SECONDS
         while True:
             try:
@@ -109,8 +112,11 @@ class Postgres:
 
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:
         """End it: SIGINT cuts its clients off and stops in order, SIGQUIT is as a crash."""
-        if self._process is None:
+        if self._process is None or self._watch is None:
             return
+        # First, before the server's id may be another's.
+        self._watch.kill()
+        self._watch.communicate()
         self._process.send_signal(how)
         try:
             self._process.wait(STOP_SECONDS)
@@ -173,11 +179,6 @@ class Postgres:
         )
         if done.returncode != 0:
             raise RuntimeError(f"{program} failed: {done.stdout}{done.stderr}")
-
-
-def _die_with_parent() -> None:
-    """Have the server ended when the test run is killed; SIGQUIT ends its children too."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGQUIT)
 
 
 @pytest.fixture(scope="session")
