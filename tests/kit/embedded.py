@@ -159,11 +159,11 @@ class EmbeddedSystem:
                 return name, process.pid
 
     async def _wait_back(self, hit: Sequence[tuple[str, int]]) -> None:
-        for name, old in hit:
-            await eventually(
-                lambda name=name, old=old: self.up.pids().get(name, old) != old,
-                within_seconds=_BACK_SECONDS,
-            )
+        def back() -> bool:
+            pids = self.up.pids()
+            return all(pids.get(name, old) != old for name, old in hit)
+
+        await eventually(back, within_seconds=_BACK_SECONDS)
 
     async def _end_up(self, number: signal.Signals, seconds: float) -> None:
         async with self._at_up:

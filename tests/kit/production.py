@@ -7,12 +7,13 @@ so that any process can be parted from any other.
 
 import asyncio
 import contextlib
+import functools
 import os
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import httpx
 
@@ -131,7 +132,7 @@ class ProductionSystem:
 
     def pid(self, name: str) -> int:
         """Return a process's id."""
-        return self._hittable(name).pid
+        return self._services[name].pid if name in self._services else self._backings[name].pid
 
     # --- life -------------------------------------------------------------------------------------
 
@@ -146,8 +147,9 @@ class ProductionSystem:
             self._services[name] = KeptProcess(await self._service(kind, name))
             self._services[name].start()
         async with httpx.AsyncClient(timeout=5) as client:
-            for url in self.base_urls:
-                await eventually(lambda url=url: _serves(client, url), within_seconds=READY_SECONDS)
+            serve = [functools.partial(_serves, client, url) for url in self.base_urls]
+            for serves in serve:
+                await eventually(serves, within_seconds=READY_SECONDS)
 
     async def _start_backings(self) -> None:
         if self._parts.production:
@@ -168,7 +170,7 @@ class ProductionSystem:
     async def close(self) -> None:
         """Stop it in order. AssertionError where a service ends badly, or did before."""
         try:
-            bad = {}
+            bad: dict[str, object] = {}
             for kind in reversed(_ORDER):
                 names = [name for name in self.processes[kind] if name in self._services]
                 stops = (self._services[name].stop() for name in names)
@@ -230,9 +232,6 @@ class ProductionSystem:
         return proxy.port
 
     # --- hits -------------------------------------------------------------------------------------
-
-    def _hittable(self, name: str) -> Any:
-        return self._services.get(name) or self._backings[name]
 
     async def kill(self, names: Sequence[str], seconds: float) -> None:
         """SIGKILL these; each comes back after `seconds`."""
