@@ -34,10 +34,11 @@ class ManualClock:
     def __init__(self, start: float = 1_700_000_000.0) -> None:
         """Start at `start` seconds since the epoch."""
         self._now = start
+        self._set_by = 0.0
 
     def now(self) -> float:
         """Return the time that was set."""
-        return self._now
+        return self._now + self._set_by
 
     def monotonic(self) -> float:
         """Return the same, as seconds that never jump."""
@@ -48,3 +49,7 @@ class ManualClock:
         if seconds < 0:
             raise ValueError("a manual clock moves forward only")
         self._now += seconds
+
+    def set_by(self, seconds: float) -> None:
+        """Set the time `seconds` ahead or back, as an operator does; `monotonic` does not jump."""
+        self._set_by += seconds

@@ -15,6 +15,7 @@ from tests.kit.webhook_receiver import Receiver, running_receiver
 # What says something about SQL, and not only about gRPC or files.
 _ON_BOTH = (
     "test_attempts",
+    "test_away",
     "test_ending",
     "test_events",
     "test_explained",
