@@ -176,7 +176,7 @@ def _check_batches(view: View, blobs: Blobs, report: Report, *, deep: bool) -> N
         kinds = Kinds(batches=kind, results=results, chunks=chunks, attempts=attempts)
         OpenBatches(view, blobs, kinds, deep=deep).check()
     with report.kind("ended batches") as kind:
-        EndedBatches(view, kind, deep=deep).check()
+        EndedBatches(view, blobs, kind, deep=deep).check()
 
 
 def _say(said: dict[str, object]) -> None:

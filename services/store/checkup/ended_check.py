@@ -7,6 +7,7 @@ import sqlalchemy as sa
 
 from services.store.blobs.base import BlobMissingError
 from services.store.checkup.batches_check import facts, ids
+from services.store.checkup.blobs_check import Blobs
 from services.store.checkup.files_check import parts_of
 from services.store.checkup.report import Kind
 from services.store.checkup.view import View
@@ -39,9 +40,10 @@ _ONLY_WHILE_OPEN: Final = (segments, attempts, chunks, bit_blocks, batch_models)
 class EndedBatches:
     """Checks batches that have ended."""
 
-    def __init__(self, view: View, kind: Kind, *, deep: bool) -> None:
+    def __init__(self, view: View, blobs: Blobs, kind: Kind, *, deep: bool) -> None:
         """Check batches of `view`; deep reads their end files."""
         self._view = view
+        self._blobs = blobs
         self._kind = kind
         self._deep = deep
 
@@ -54,6 +56,8 @@ class EndedBatches:
                 ).all()
                 ends = _end_files(connection, page)
                 left = _left_over(connection, page)
+                # Of those that are not cleared yet, which may be for long where a store died.
+                self._blobs.named.add(connection.scalars(_segment_blobs(page)))
             for row in rows:
                 self._check(facts(BatchFacts, row), ends.get(row.id, []), left.get(row.id, []))
 
@@ -94,6 +98,12 @@ class EndedBatches:
             yield from lines
         if rest:
             yield rest
+
+
+def _segment_blobs(batch_ids: Sequence[str]) -> sa.Select[tuple[str]]:
+    return sa.select(segments.c.blob).where(
+        segments.c.batch_id.in_(batch_ids), segments.c.blob.is_not(None)
+    )
 
 
 def _end_files(connection: sa.Connection, batch_ids: Sequence[str]) -> dict[str, list[Row]]:
