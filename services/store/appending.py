@@ -188,7 +188,11 @@ class Appender:
             "result.announce",
             lambda connection: blobs_repo.announce(connection, [name], project_id, now_ms),
         )
-        await self._context.blobs.put("result.write", name, payload)
+        try:
+            await self._context.blobs.put("result.write", name, payload)
+        except BaseException:
+            receiving.give_up(self._context, [name])
+            raise
         return name
 
     async def record(self, frame: Frame) -> Recorded:
