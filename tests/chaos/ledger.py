@@ -4,6 +4,7 @@ Whatever stands here was acknowledged, so it must be there at the end.
 """
 
 import asyncio
+import contextlib
 import random
 import time
 from collections import Counter
@@ -44,6 +45,8 @@ class Entry:
         batch_id: once it is acknowledged.
         asked: whether it may be there although that was never acknowledged.
         cancel_acknowledged: whether a cancel was answered with 200.
+        in_parts: whether its input goes up in parts.
+        deleted: its output file, once it was looked at and its deletion acknowledged.
     """
 
     key: str
@@ -52,6 +55,8 @@ class Entry:
     batch_id: str = ""
     asked: bool = False
     cancel_acknowledged: bool = False
+    in_parts: bool = False
+    deleted: str = ""
 
 
 @dataclass(slots=True)
@@ -125,17 +130,13 @@ class Client:
     async def submit(self, entry: Entry) -> Batch:
         """Upload and create; each is one thing however often it must be asked for."""
         order = entry.order
-        headers = {"Idempotency-Key": f"{entry.key}-file"}
-        file = await self.insist(
-            lambda client: client.files.create(
-                file=("in.jsonl", jsonl(order.lines)), purpose="batch", extra_headers=headers
-            )
-        )
-        entry.file_id = file.id
+        content = jsonl(order.lines)
+        upload = self._upload_in_parts if entry.in_parts else self._upload
+        entry.file_id = await upload(content, f"{entry.key}-file")
         entry.asked = True
         batch = await self.insist(
             lambda client: client.batches.create(
-                input_file_id=file.id,
+                input_file_id=entry.file_id,
                 endpoint=order.endpoint,  # type: ignore[arg-type]
                 completion_window=order.window,  # type: ignore[arg-type]
                 metadata={"key": entry.key},
@@ -144,6 +145,45 @@ class Client:
         )
         entry.batch_id = batch.id
         return batch
+
+    async def _upload(self, content: bytes, key: str) -> str:
+        file = await self.insist(
+            lambda client: client.files.create(
+                file=("in.jsonl", content),
+                purpose="batch",
+                extra_headers={"Idempotency-Key": key},
+            )
+        )
+        return file.id
+
+    async def _upload_in_parts(self, content: bytes, _key: str) -> str:
+        """Upload it in two parts, cut anywhere; what is sent twice is named once."""
+        upload = await self.insist(
+            lambda client: client.uploads.create(
+                bytes=len(content),
+                filename="in.jsonl",
+                mime_type="application/jsonl",
+                purpose="batch",
+            )
+        )
+        cut = self._rng.randrange(1, len(content))
+        parts = []
+        for piece in (content[:cut], content[cut:]):
+
+            async def add(client: AsyncOpenAI, piece: bytes = piece) -> str:
+                return (await client.uploads.parts.create(upload.id, data=piece)).id
+
+            parts.append(await self.insist(add))
+        done = await self.insist(lambda client: client.uploads.complete(upload.id, part_ids=parts))
+        if done.file is None:
+            raise Violation(f"completed without a file: {done}")
+        return done.file.id
+
+    async def delete_output(self, entry: Entry, file_id: str) -> None:
+        """Delete its output file; a try whose answer was lost may have done so before."""
+        with contextlib.suppress(openai.NotFoundError):
+            await self.insist(lambda client: client.files.delete(file_id))
+        entry.deleted = file_id
 
     async def cancel(self, entry: Entry) -> None:
         """Cancel it; one that has ended meanwhile says so."""

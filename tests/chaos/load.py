@@ -12,14 +12,19 @@ from openai import AsyncOpenAI
 from openai.types import Batch
 
 from tests.chaos.ledger import RETRIED, Client, Entry, Ledger, Violation
-from tests.chaos.workload import OTHERS, Order, deadly, steady
+from tests.chaos.verify import check_batch
+from tests.chaos.workload import OTHERS, Order, deadly, poison, steady
 from tests.kit.batches import ENDED, check_step
 
 POLL_SECONDS: Final = 0.25
 FRESH_SECONDS: Final = 2.0
 """How old an answer may be that says that lines are done and others are not."""
 BESIDE: Final = 3
-"""Batches that run beside the steady one."""
+"""Batches that run beside the steady ones."""
+IN_PARTS: Final = 0.2
+"""Share of inputs that go up in parts."""
+DELETED: Final = 0.15
+"""Share of output files that are looked at and deleted while faults are made."""
 
 
 class Watched:
@@ -104,7 +109,7 @@ class Load:
             await self._one(key, draw(self._rng, key))
 
     async def _one(self, key: str, order: Order) -> None:
-        entry = Entry(key=key, order=order)
+        entry = Entry(key=key, order=order, in_parts=self._rng.random() < IN_PARTS)
         self._ledger.entries.append(entry)
         watched = Watched(entry, await self._client.submit(entry))
         self.watched.append(watched)
@@ -122,6 +127,10 @@ class Load:
                 cancel.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await cancel
+        file_id = watched.batch.output_file_id
+        if file_id is not None and self._rng.random() < DELETED:
+            await check_batch(self._client, entry)
+            await self._client.delete_output(entry, file_id)
 
     def _is_time_to_cancel(self, watched: Watched) -> bool:
         at = watched.entry.order.cancel_at
@@ -142,8 +151,8 @@ class Load:
 
 
 def steady_or_deadly(rng: random.Random, name: str) -> Order:
-    """Steady work, now and then with a line that ends an engine."""
-    return deadly(rng, name) if rng.random() < 0.1 else steady(rng, name)
+    """Steady work, or now and then lines that end engines."""
+    return rng.choices((steady, deadly, poison), (85, 10, 5))[0](rng, name)
 
 
 def any_other(rng: random.Random, name: str) -> Order:

@@ -70,9 +70,9 @@ async def verify(
         if entry.file_id:
             await _check_input(client, entry)
         if entry.batch_id:
-            checked.append(await _check_batch(client, entry, by_id[entry.batch_id]))
+            checked.append(await _check_entry(client, entry, by_id[entry.batch_id]))
             lines += len(entry.order.lines)
-    _check_listed(batches, files)
+    _check_listed(batches, files, {entry.deleted for entry in ledger.entries})
     return _count(started, checked, lines, executors_hit)
 
 
@@ -119,10 +119,24 @@ async def _check_input(client: Client, entry: Entry) -> None:
         raise Violation(f"{entry.file_id} of {entry.key} is not what was uploaded")
 
 
-async def _check_batch(client: Client, entry: Entry, listed: Batch) -> Batch:
-    batch = await client.insist(lambda api: api.batches.retrieve(entry.batch_id))
+async def _check_entry(client: Client, entry: Entry, listed: Batch) -> Batch:
+    if entry.deleted:
+        # It was looked at before; what is left to see is that it stays as it was.
+        batch = await client.insist(lambda api: api.batches.retrieve(entry.batch_id))
+    else:
+        batch = await check_batch(client, entry)
     if batch.to_dict() != listed.to_dict():
         raise Violation(f"listed as {listed}, but it is {batch}")
+    return batch
+
+
+async def check_batch(client: Client, entry: Entry) -> Batch:
+    """Hold a batch that has ended against what was asked for, line by line; return it.
+
+    Raises:
+        Violation, AssertionError: it is not as it must be.
+    """
+    batch = await client.insist(lambda api: api.batches.retrieve(entry.batch_id))
     _check_end(entry, batch)
     if batch.in_progress_at is None:
         _check_never_begun(batch)
@@ -164,8 +178,8 @@ def _check_lines(entry: Entry, found: Outcome) -> None:
         check_line(entry.order, sent[result["custom_id"]], result, found.batch.status)
 
 
-def _check_listed(batches: Sequence[Batch], files: Sequence[FileObject]) -> None:
-    """Each end file belongs to one batch that has ended, and stands in the list."""
+def _check_listed(batches: Sequence[Batch], files: Sequence[FileObject], deleted: set[str]) -> None:
+    """Each end file belongs to one batch that has ended, and stands in the list until deleted."""
     named = Counter(
         name
         for batch in batches
@@ -173,8 +187,8 @@ def _check_listed(batches: Sequence[Batch], files: Sequence[FileObject]) -> None
         if name is not None
     )
     listed = {file.id for file in files if file.purpose == "batch_output"}
-    if listed != set(named) or any(count > 1 for count in named.values()):
-        raise Violation(f"end files listed {listed ^ set(named)}, or named twice: {named}")
+    if listed != set(named) - deleted or any(count > 1 for count in named.values()):
+        raise Violation(f"listed end files {listed}, named {named}, deleted {deleted}")
 
 
 def _count(

@@ -4,6 +4,7 @@ The simulated engine's answer is a function of the line, so that every result ca
 wrong from outside.
 """
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from tests.kit.batches import (
     text_of,
 )
 
+STALL_SECONDS: Final = 4.0
+"""What the executors of a round are told; an engine that makes no step for so long is dead."""
 LINE_TIMEOUT_SECONDS: Final = 12.0
 """What the executors of a round are told; a line that hangs is given up after it."""
 SHORT_WINDOWS: Final = ("8s", "14s")
@@ -41,7 +44,7 @@ class Order:
         endpoint: of its lines.
         window: its completion window.
         cancel_at: share of its lines that are done when it is cancelled; None leaves it.
-        deaths: how often its lines may end an engine.
+        deaths: how often its lines end an engine at most, while nothing else does.
     """
 
     kind: str
@@ -136,6 +139,15 @@ def faulty(rng: random.Random, name: str) -> Order:
     return Order(kind="faulty", lines=tuple(lines), statuses=("failed",))
 
 
+def poison(rng: random.Random, name: str) -> Order:
+    """A line that ends or hangs every engine: it alone is given up, its neighbours are answered."""
+    count, worst = (24, {"crash": True}) if rng.random() < 0.7 else (6, {"hang": "engine"})
+    lines = [_slow(name, number, rng.randint(20, 200)) for number in range(count)]
+    at = rng.randrange(count)
+    lines[at] = _chat(name, at, x_simulate=worst)
+    return Order(kind="poison", lines=tuple(lines), deaths=math.ceil(math.log2(count)) + 3)
+
+
 def deadly(rng: random.Random, name: str) -> Order:
     """A line that ends the engine the first time that it is tried."""
     lines = [_slow(name, number, rng.randint(50, 300)) for number in range(rng.randint(40, 120))]
@@ -176,19 +188,24 @@ def check_line(order: Order, line: Json, result: Json, status: str) -> None:
         code = result["error"]["code"]
         if code == UNSTARTED.get(status):
             return
-        assert code == "request_timeout", where
-        assert _hangs(line), where
+        assert code == _given_up_as(line), where
         return
     code = result["response"]["status_code"]
     wanted = _status_of(line)
     assert code == wanted, f"{wanted} wanted; {where}"
-    assert not _hangs(line), where
+    assert _given_up_as(line) is None, where
     if code == 200:
         assert _content(order, result["response"]["body"]) == _wanted(order, line), where
 
 
-def _hangs(line: Json) -> bool:
-    return bool(_simulated(line).get("hang"))
+def _given_up_as(line: Json) -> str | None:
+    """Return the code of a line that never answers; None for all others."""
+    simulated = _simulated(line)
+    if simulated.get("hang") is True:
+        return "request_timeout"
+    if simulated.get("hang") == "engine" or simulated.get("crash") is True:
+        return "engine_failure"
+    return None
 
 
 def _simulated(line: Json) -> Json:

@@ -7,7 +7,6 @@ so that any process can be parted from any other.
 
 import asyncio
 import contextlib
-import functools
 import os
 import random
 from collections.abc import Mapping, Sequence
@@ -147,9 +146,11 @@ class ProductionSystem:
             self._services[name] = KeptProcess(await self._service(kind, name))
             self._services[name].start()
         async with httpx.AsyncClient(timeout=5) as client:
-            serve = [functools.partial(_serves, client, url) for url in self.base_urls]
-            for serves in serve:
-                await eventually(serves, within_seconds=READY_SECONDS)
+
+            async def all_serve() -> bool:
+                return all([await _serves(client, url) for url in self.base_urls])
+
+            await eventually(all_serve, within_seconds=READY_SECONDS)
 
     async def _start_backings(self) -> None:
         if self._parts.production:
