@@ -251,12 +251,10 @@ batches: Final = sa.Table(
     sa.CheckConstraint("completed + failed <= lines_total", name="counts"),
     sa.Index(None, "project_id", "seq"),
     # The loops look only at what is open, however many batches have ended.
-    sa.Index(
+    _partial_index(
         "ix_batches_open",
-        "status",
-        "seq",
-        sqlite_where=sa.text("status NOT IN ('completed','failed','expired','cancelled')"),
-        postgresql_where=sa.text("status NOT IN ('completed','failed','expired','cancelled')"),
+        ("status", "seq"),
+        "status NOT IN ('completed','failed','expired','cancelled')",
     ),
     _partial_index("ix_batches_window", ("pool_id", "seq"), WINDOW_WHERE),
     _partial_index("ix_batches_expiry", ("expires_ms",), EXPIRY_WHERE),
@@ -327,14 +325,7 @@ chunks: Final = sa.Table(
     _count("deaths_alone"),
     sa.CheckConstraint("state IN ('queued', 'out', 'done')", name="state"),
     sa.Index(None, "batch_id"),
-    sa.Index(
-        "ix_chunks_open",
-        "pool_id",
-        "batch_seq",
-        "first_line",
-        sqlite_where=sa.text("state <> 'done'"),
-        postgresql_where=sa.text("state <> 'done'"),
-    ),
+    _partial_index("ix_chunks_open", ("pool_id", "batch_seq", "first_line"), "state <> 'done'"),
 )
 
 attempts: Final = sa.Table(
@@ -358,13 +349,7 @@ attempts: Final = sa.Table(
     sa.Column("outcome", sa.String(16)),
     sa.CheckConstraint("(closed_ms IS NULL) = (outcome IS NULL)", name="closed"),
     sa.Index(None, "chunk_id"),
-    sa.Index(
-        "ix_attempts_open",
-        "executor_id",
-        "batch_id",
-        sqlite_where=sa.text("closed_ms IS NULL"),
-        postgresql_where=sa.text("closed_ms IS NULL"),
-    ),
+    _partial_index("ix_attempts_open", ("executor_id", "batch_id"), "closed_ms IS NULL"),
     _partial_index("ix_attempts_open_of_batch", ("batch_id",), "closed_ms IS NULL"),
 )
 
