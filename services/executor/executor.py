@@ -186,6 +186,9 @@ class Executor:
             parts.append(engine_life)
             await stopping.wait()
             await self._drain(engine_life)
+            # Python 3.11's `wait_for`, on which the bus waits, may swallow a cancellation.
+            for loop in ticks:
+                loop.stop()
             for part in parts:
                 part.cancel()
 

@@ -1,0 +1,128 @@
+"""The engine of an executor: what is said when there is none, and what its death tells."""
+
+import asyncio
+import time
+from collections.abc import Iterable
+
+import pytest
+
+from protos.nightshift.v1 import dispatch_pb2
+from services.executor.engines.base import EngineStartError
+from services.executor.engines.simulated import SimulatedEngine
+from services.kit.subjects import event_subject
+from tests.kit.eventually import eventually
+from tests.kit.executor_fleet import POOL, Fleet, fleet, lines
+from tests.kit.scripted_store import chat_line
+
+__all__ = ["fleet"]
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+DEAD = dispatch_pb2.ENGINE_STATE_DEAD
+READY = dispatch_pb2.ENGINE_STATE_READY
+STARTING = dispatch_pb2.ENGINE_STATE_STARTING
+
+
+class UnwillingEngine(SimulatedEngine):
+    """A fake engine that does not start while something is missing."""
+
+    missing: Exception | None = None
+    starts: list[float]
+
+    async def start(self) -> None:
+        self.starts.append(time.monotonic())
+        # What it costs, long enough to be told apart from the failure.
+        await asyncio.sleep(0.1)
+        if self.missing is not None:
+            raise self.missing
+        await super().start()
+
+
+@pytest.mark.parametrize(
+    ("missing", "said"),
+    [
+        (EngineStartError("no such folder:\n/models/m"), "no such folder: /models/m"),
+        (MemoryError("out of memory"), "MemoryError: out of memory"),
+    ],
+)
+async def test_an_engine_that_does_not_start_is_told_of_and_takes_no_work(
+    fleet: Fleet, missing: Exception, said: str
+) -> None:
+    engine = UnwillingEngine()
+    engine.missing, engine.starts = missing, []
+    dispatch = fleet.work.add_chunk(lines(2), pool_id=POOL)
+    await fleet.publish(dispatch)
+    executor = await fleet.start(engine=engine)
+    await eventually(lambda: len(engine.starts) >= 4)
+    waits = [later - one for one, later in zip(engine.starts, engine.starts[1:], strict=False)]
+    # Ever more slowly.
+    assert waits[0] < waits[1] < waits[2]
+    told = [beat for beat in fleet.rooms if beat.trouble]
+    assert {beat.trouble for beat in told} == {said}
+    # It stays told while the engine is tried again.
+    assert {beat.engine_state for beat in told} == {DEAD, STARTING}
+    assert all(beat.seats == beat.low_water == beat.high_water == 0 for beat in told)
+
+    async def kept() -> bool:
+        return [beat.trouble for beat in await fleet.bus.beats()] == [said]
+
+    await eventually(kept)
+    assert len(executor.attempts) == 0
+    assert fleet.work.named("OpenAttempt") == []
+    engine.missing = None
+    await eventually(lambda: fleet.work.chunks[dispatch.chunk_id].done)
+    assert (fleet.rooms[-1].engine_state, fleet.rooms[-1].trouble) == (READY, "")
+    await fleet.settled()
+
+
+async def test_an_engine_that_dies_again_and_again_waits_longer_each_time(fleet: Fleet) -> None:
+    engine = UnwillingEngine()
+    engine.starts = []
+    for first in range(7):
+        texts = [chat_line("kills", x_simulate={"crash": True})]
+        await fleet.publish(fleet.work.add_chunk(texts, pool_id=POOL, first=first, alone=True))
+    await fleet.start(engine=engine)
+    await eventually(lambda: len(engine.starts) == 8, within_seconds=20)
+    waits = [later - one for one, later in zip(engine.starts, engine.starts[1:], strict=False)]
+    assert waits[-1] > 4 * waits[0]
+    # A line that is answered shows that the engine works.
+    good = fleet.work.add_chunk(lines(1), pool_id=POOL, first=20)
+    await fleet.publish(good)
+    await eventually(lambda: fleet.work.chunks[good.chunk_id].done)
+    texts = [chat_line("kills", x_simulate={"crash": True})]
+    await fleet.publish(fleet.work.add_chunk(texts, pool_id=POOL, first=30))
+    died = time.monotonic()
+    await eventually(lambda: len(engine.starts) == 9, within_seconds=20)
+    assert engine.starts[-1] - died < 2
+
+
+class KeepingEngine(SimulatedEngine):
+    """A fake engine that is slow to let aborted lines go."""
+
+    async def abort(self, request_ids: Iterable[str]) -> None:
+        await asyncio.sleep(0.5)
+        await super().abort(request_ids)
+
+
+async def test_a_line_that_died_alone_is_told_from_one_that_had_company(fleet: Fleet) -> None:
+    kills = [chat_line("kills", x_simulate={"delay_ms": 400, "crash": True})]
+    await fleet.publish(fleet.work.add_chunk(kills, pool_id=POOL))
+    executor = await fleet.start(engine=KeepingEngine())
+    await eventually(lambda: len(fleet.work.named("ReportDeath")) == 1)
+    await eventually(lambda: executor.presence.ready)
+    stuck = fleet.work.add_chunk(
+        [chat_line("stuck", x_simulate={"hang": True})], pool_id=POOL, first=1, batch_id="batch_b"
+    )
+    await fleet.publish(stuck, fleet.work.add_chunk(kills, pool_id=POOL, first=2))
+    await eventually(lambda: executor.runner.in_flight == 2)
+    # What is being aborted while the engine dies may be to blame, though no longer of interest.
+    event = dispatch_pb2.Event(
+        kind=dispatch_pb2.EVENT_KIND_BATCH_CANCELLING, batch_id="batch_b", pool_id=POOL
+    )
+    await fleet.bus.publish_event(event_subject(event), event.SerializeToString(), "outbox-1")
+    await eventually(lambda: len(fleet.work.named("ReportDeath")) == 2)
+    first, second = fleet.work.named("ReportDeath")
+    for report in (first, second):
+        [suspect] = report.attempts
+        assert [part.count for part in suspect.started] == [1]
+    assert (first.complete, second.complete) == (True, False)
