@@ -134,6 +134,10 @@ class LocalBlobs(Blobs):
             except UnavailableError as error:
                 # One that cannot go must not keep the others.
                 failed = error
+        # Else they are there again after a power cut, when no row knows of them any more.
+        for folder in {(self._root / name).parent for name in names}:
+            with _told(folder.name), contextlib.suppress(FileNotFoundError):
+                self._sync_directory(folder)
         if failed is not None:
             raise failed
 
