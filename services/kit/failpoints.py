@@ -14,6 +14,7 @@ import contextlib
 import os
 import re
 import signal
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,7 +65,9 @@ class Failpoints:
                 (self._folder / place).touch(exist_ok=False)
             except FileExistsError:
                 return
-        os.kill(os.getpid(), armed.signal)
+        # To this thread: a stop that is the process's may find this thread a few statements on,
+        # since any thread may be the one that takes it.
+        signal.pthread_kill(threading.get_ident(), armed.signal)
 
 
 _failpoints: Final = Failpoints(
