@@ -31,6 +31,9 @@ from services.kit.errors import NightshiftError, from_rpc_error
 from tests.kit.eventually import eventually
 
 DAY_SECONDS = 86_400
+START_SECONDS = 60.0
+"""How long a store may take to start on a busy machine."""
+_NOT_YET = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 MODEL = "simulated"
 POOL = ids.pool_id_of(MODEL)
 
@@ -114,11 +117,21 @@ class Client:
 
     async def ready(self) -> None:
         """Wait until it answers, and give it a model."""
-        await eventually((self.store.data / "secret").exists)
-        await self.admin.PutModels(
-            admin_pb2.PutModelsRequest(models=[models_pb2.Model(id=MODEL, pool_id=POOL)]),
-            metadata=self.metadata,
-        )
+        await eventually((self.store.data / "secret").exists, within_seconds=START_SECONDS)
+
+        async def answered() -> bool:
+            try:
+                await self.admin.PutModels(
+                    admin_pb2.PutModelsRequest(models=[models_pb2.Model(id=MODEL, pool_id=POOL)]),
+                    metadata=self.metadata,
+                )
+            except grpc.aio.AioRpcError as failure:
+                if failure.code() not in _NOT_YET:
+                    raise
+                return False
+            return True
+
+        await eventually(answered, within_seconds=START_SECONDS)
 
     async def upload(
         self,
