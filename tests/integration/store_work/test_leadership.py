@@ -44,6 +44,34 @@ async def test_a_stale_term_is_refused_on_every_call(store: Store) -> None:
     assert [batch.batch_id for batch in (await store.window()).batches] == [batch_id]
 
 
+# Resigning says which term ends, and ends no other.
+_FENCED = sorted(
+    method.name
+    for method in work_pb2.DESCRIPTOR.services_by_name["Work"].methods
+    if "term" in method.input_type.fields_by_name and method.name != "Resign"
+)
+
+
+@pytest.mark.parametrize("method", _FENCED)
+async def test_no_call_of_an_old_leader_is_served(store: Store, method: str) -> None:
+    await store.lead("a", ttl_ms=1_000)
+    store.clock.advance(1)
+    await store.lead("b")
+
+    async def call(term: int) -> None:
+        request = getattr(work_pb2, f"{method}Request")(term=term)
+        with our_errors():
+            await getattr(store.work, method)(request, metadata=store.metadata)
+
+    await call(2)
+    for term in (0, 1, 3):
+        with pytest.raises(StaleTermError):
+            await call(term)
+    store.clock.advance(60)
+    with pytest.raises(StaleTermError):
+        await call(2)
+
+
 async def test_resigning_lets_a_standby_in_at_once(store: Store) -> None:
     await store.lead("a")
     for holder, term in (("b", 1), ("a", 7)):
