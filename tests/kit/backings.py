@@ -29,7 +29,7 @@ class Backing(Protocol):
 
     @property
     def pid(self) -> int:
-        """Its process id; of its main process, if it has several."""
+        """Its process id (of the main one, if it has several); of the last one while it is away."""
         ...
 
     def start(self) -> None:
@@ -53,20 +53,17 @@ class Broker:
     def __init__(self, folder: Path) -> None:
         """Keep its files below `folder`."""
         self._server = NatsServer(folder)
+        self.pid = 0
 
     @property
     def port(self) -> int:
         """See `Backing`."""
         return int(self._server.url.rpartition(":")[2])
 
-    @property
-    def pid(self) -> int:
-        """See `Backing`."""
-        return self._server.pid
-
     def start(self) -> None:
         """See `Backing`."""
         self._server.start()
+        self.pid = self._server.pid
 
     def kill(self, *, wipe: bool = False) -> None:
         """See `Backing`."""
@@ -88,21 +85,18 @@ class Member:
         """Take a member that does not run; it finds the others by `routes`."""
         self._member = member
         self._routes = routes
+        self.pid = 0
 
     @property
     def port(self) -> int:
         """See `Backing`."""
         return self._member.port
 
-    @property
-    def pid(self) -> int:
-        """See `Backing`."""
-        assert self._member.process is not None
-        return self._member.process.pid
-
     def start(self) -> None:
         """See `Backing`."""
         self._member.start(self._routes)
+        assert self._member.process is not None
+        self.pid = self._member.process.pid
         self._member.wait()
 
     def kill(self, *, wipe: bool = False) -> None:
@@ -125,16 +119,12 @@ class Database:
         """Make an empty cluster; nothing runs."""
         self._server = Postgres()
         self._name = ""
+        self.pid = 0
 
     @property
     def port(self) -> int:
         """See `Backing`."""
         return self._server.port
-
-    @property
-    def pid(self) -> int:
-        """See `Backing`."""
-        return self._server.pid
 
     @property
     def url(self) -> str:
@@ -144,6 +134,7 @@ class Database:
     def start(self) -> None:
         """See `Backing`."""
         self._server.start()
+        self.pid = self._server.pid
         self._name = self._name or self._server.new_database().rpartition("/")[2]
 
     def kill(self, *, wipe: bool = False) -> None:
