@@ -15,6 +15,8 @@ from typing import Final
 
 import orjson
 
+from services.store import folders
+
 FORMAT: Final = 1
 DATABASE: Final = "nightshift.db"
 BLOBS: Final = "blobs"
@@ -69,7 +71,8 @@ class Place:
             BackupError: it holds something else, or another backup is being made there.
         """
         self._refuse_used()
-        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folders.make(self.root.parent)
+        self.root.mkdir(mode=0o700, exist_ok=True)
         descriptor = os.open(self.root / _UNFINISHED, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             try:
@@ -79,7 +82,7 @@ class Place:
             # The snapshot is taken anew; blobs never change, so that those that are there stay.
             for name in (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", f"{DATABASE}-journal"):
                 (self.root / name).unlink(missing_ok=True)
-            sync(self.root)
+            folders.sync(self.root)
             yield
         finally:
             os.close(descriptor)
@@ -98,14 +101,14 @@ class Place:
     def finish(self, facts: Facts) -> None:
         """Have everything on disk, then make it whole."""
         sync_tree(self.blobs)
-        sync(self.database)
+        folders.sync(self.database)
         file = self.root / _UNFINISHED
         file.write_bytes(orjson.dumps(asdict(facts), option=orjson.OPT_INDENT_2) + b"\n")
-        sync(file)
-        sync(self.root)
+        folders.sync(file)
+        folders.sync(self.root)
         file.rename(self.root / _WHOLE)
-        sync(self.root)
-        sync(self.root.parent)
+        folders.sync(self.root)
+        folders.sync(self.root.parent)
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -154,16 +157,7 @@ def sha256(file: Path) -> str:
         raise BackupError(f"{file} is gone: the backup is damaged; take another one") from None
 
 
-def sync(path: Path) -> None:
-    """Have a file or directory on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def sync_tree(folder: Path) -> None:
     """Have every directory of a tree on disk; its files are."""
     for below, _, _ in os.walk(folder):
-        sync(Path(below))
+        folders.sync(Path(below))

@@ -15,11 +15,11 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from services.kit import failpoints
-from services.store import doctor, migrate
+from services.store import doctor, folders, migrate
 from services.store.alone import UNFINISHED, only_store
 from services.store.backup import snapshot, tables
 from services.store.backup.copying import Copier
-from services.store.backup.place import BackupError, Facts, Place, sync, sync_tree
+from services.store.backup.place import BackupError, Facts, Place, sync_tree
 from services.store.backup.settle import settle
 from services.store.backup.take import Write, live_names
 from services.store.blobs.place import folder_of, open_blobs
@@ -55,9 +55,9 @@ async def restore(source: Path, settings: StoreSettings, write: Write) -> Facts:
         if file is None:
             await asyncio.to_thread(_commit_rows, settings, work, write)
         else:
-            sync(work)
+            folders.sync(work)
             work.rename(file)
-            sync(file.parent)
+            folders.sync(file.parent)
         failpoints.after("restore.finish")
     return facts
 
@@ -75,7 +75,8 @@ def _target(settings: StoreSettings) -> Iterator[tuple[Path, Path | None]]:
                     raise _not_empty("the database holds rows")
             yield Path(folder) / UNFINISHED, None
         return
-    settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folders.make(settings.data_dir.absolute().parent)
+    settings.data_dir.mkdir(mode=0o700, exist_ok=True)
     with only_store(settings.data_dir, restoring=True):
         if file.exists():
             raise _not_empty(f"there is {file}")
