@@ -1,6 +1,7 @@
 """The pools' queues on the bus: made before use, measured each second, published to."""
 
 import asyncio
+import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
@@ -52,6 +53,7 @@ class Queues:
         self._ready: set[PoolId] = set()
         self._ensure_delay = _FIRST_ENSURE_SECONDS
         self._ensure_at = 0.0
+        self._ensuring = asyncio.Lock()
         self._unopened = Unopened()
         # The dispatch of each chunk that is being published, so that a higher one ends the wait.
         self._publishing: dict[ChunkId, int] = {}
@@ -76,9 +78,15 @@ class Queues:
         Raises:
             BusFault: the broker does not answer; pools made so far are ready.
         """
-        missing = [pool_id for pool_id in pool_ids if pool_id not in self._ready]
-        if not missing or self._clock.monotonic() < self._ensure_at:
+        wanted = list(pool_ids)
+        if self._ready.issuperset(wanted):
             return
+        async with self._ensuring:
+            missing = [pool_id for pool_id in wanted if pool_id not in self._ready]
+            if missing and self._clock.monotonic() >= self._ensure_at:
+                await self._make(missing)
+
+    async def _make(self, missing: Iterable[PoolId]) -> None:
         try:
             if not self._streams_stand:
                 await self._bus.ensure_streams()
@@ -97,7 +105,7 @@ class Queues:
     async def measure(self) -> dict[PoolId, int]:
         """Return what waits in each ready pool's queue, and correct the counts by it.
 
-        A pool whose consumer does not answer is left out, and ready no more.
+        A pool whose consumer does not answer is left out, and made again or ready no more.
         """
 
         async def ask(pool_id: PoolId) -> int | None:
@@ -112,12 +120,18 @@ class Queues:
         pending: dict[PoolId, int] = {}
         for pool_id, number in zip(pools, await asyncio.gather(*map(ask, pools)), strict=True):
             if number is None:
-                self._ready.discard(pool_id)
-                self._streams_stand = False
+                await self._mend(pool_id)
             else:
                 pending[pool_id] = number
                 self._unopened.correct(pool_id, number, asked)
         return pending
+
+    async def _mend(self, pool_id: PoolId) -> None:
+        """Make a queue again that failed, where it can be; who publishes to it may be waiting."""
+        self._ready.discard(pool_id)
+        self._streams_stand = False
+        with contextlib.suppress(*BusFault):
+            await self.ensure((pool_id,))
 
     def note_opened(self, beat: ExecutorBeat) -> None:
         """Take off the count what an executor says it opened or dropped."""
@@ -176,6 +190,7 @@ class Queues:
                         dispatch=dispatch.dispatch,
                         error=_named(fault),
                     )
+                    await self._mend(PoolId(dispatch.pool_id))
                     await asyncio.sleep(delay)
                     delay = min(2 * delay, _MOST_DELAY_SECONDS)
                 else:

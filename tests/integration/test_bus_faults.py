@@ -78,7 +78,7 @@ async def broken(up: RunningUp) -> AsyncIterator[Broken]:
 
 async def completes(broken: Broken, watch: Watch, lines: list[Json]) -> None:
     """Each line has its own answer in the end, once."""
-    found = await outcome(broken.api, await watch.end(45), ids(lines))
+    found = await outcome(broken.api, await watch.end(25), ids(lines))
     check_answers(found, lines)
     assert found.counts == (len(lines), len(lines), 0)
 
