@@ -95,6 +95,17 @@ async def test_two_that_fit_alone_do_not_both(limited: Store) -> None:
     assert (await projects(limited))["default"].used_bytes == 6_000
 
 
+async def test_two_parts_that_fit_alone_do_not_both(limited: Store) -> None:
+    upload = await create(limited, 9_000, purpose="user_data")
+    done = await asyncio.gather(
+        *(add(limited, upload.id, letter * 4_500) for letter in (b"x", b"y")),
+        *(add(limited, upload.id, b"z" * 4_500) for _ in range(3)),
+        return_exceptions=True,
+    )
+    assert sum(isinstance(each, str) for each in done) == 2
+    assert (await projects(limited))["default"].used_bytes == 9_000
+
+
 async def test_parts_count_until_their_upload_ends(limited: Store) -> None:
     upload = await create(limited, 9_000, purpose="user_data")
     other = await create(limited, 9_000, purpose="user_data")
