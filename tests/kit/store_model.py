@@ -189,20 +189,6 @@ class Batch:
             for attempt in chunk.opened():
                 attempt.open = False
 
-    def end_files(self) -> tuple[list[tuple[int, str]], list[tuple[int, str | None]]]:
-        """Line and answer of the output file; line and answer, or None, of the error file."""
-        output: list[tuple[int, str]] = []
-        error: list[tuple[int, str | None]] = []
-        for line in range(self.counts[0]):
-            found = self.first.get(line)
-            if found is None:
-                error.append((line, None))
-            elif found.failed:
-                error.append((line, found.answer))
-            else:
-                output.append((line, found.answer))
-        return output, error
-
 
 @dataclass
 class Model:

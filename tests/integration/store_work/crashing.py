@@ -19,9 +19,9 @@ from services.store.blobs.base import Content
 from services.store.blobs.local import LocalBlobs
 from services.store.context import Context
 from services.store.database import Database, Statement
-from services.store.database_time import DatabaseTime
 from services.store.settings import StoreSettings
-from tests.integration.store_work.harness import SECRET, Store, serving
+from tests.integration.store_work.harness import SECRET, Store, keep_fake_time, serving
+from tests.kit.postgres import StoreDatabases
 from tests.kit.store_model import Moment
 
 T = TypeVar("T")
@@ -72,18 +72,12 @@ class Plan:
             raise DiedError("This store is dead.")
 
 
-class FakeTime(DatabaseTime):
-    """A database's time that is the test's clock, whatever the database says."""
-
-    def observe(self, seconds: float, *, asked: float) -> None:
-        super().observe(self.system(), asked=asked)
-
-
 class CrashingDatabase(Database):
     """A database whose every write passes two places."""
 
     def __init__(self, url: str, plan: Plan, clock: ManualClock) -> None:
         super().__init__(url, clock=clock)
+        keep_fake_time(self)
         self.plan = plan
 
     async def write(self, step: str, statement: Statement[T]) -> T:
@@ -121,6 +115,10 @@ class Ground(Protocol):
         """Return the URL of a database that holds a schema and nothing else."""
         ...
 
+    def release(self) -> None:
+        """Take back the last one; no store works on it any more."""
+        ...
+
 
 class SQLiteGround:
     """A file for one store."""
@@ -130,13 +128,37 @@ class SQLiteGround:
     def __init__(self, folder: Path) -> None:
         self._template = folder / "template.db"
         folder.mkdir(parents=True, exist_ok=True)
-        database = Database(f"sqlite:///{self._template}")
-        migrate.upgrade(database.writer_engine, int(ManualClock().now()))
-        database.close()
+        _migrate(f"sqlite:///{self._template}")
 
     def fresh(self, folder: Path) -> str:
         shutil.copy(self._template, folder / "nightshift.db")
         return f"sqlite:///{folder / 'nightshift.db'}"
+
+    def release(self) -> None:
+        """It goes with its folder."""
+
+
+class PostgresGround:
+    """A database for two stores, beside a directory that they share."""
+
+    stores = 2
+
+    def __init__(self, databases: StoreDatabases) -> None:
+        self._databases = databases
+
+    def fresh(self, folder: Path) -> str:
+        url = self._databases.take()
+        _migrate(url)
+        return url
+
+    def release(self) -> None:
+        self._databases.give_back()
+
+
+def _migrate(url: str) -> None:
+    database = Database(url)
+    migrate.upgrade(database.writer_engine, int(ManualClock().now()))
+    database.close()
 
 
 class Member:
@@ -195,12 +217,13 @@ class Fleet:
         (folder / "secret").write_text(SECRET)
         (folder / "secret").chmod(0o600)
         self.folder = folder
+        self.ground = ground
         self.clock = ManualClock()
         # Names that are the same each time, so that an example can be shown again.
         numbers = itertools.count(1)
-        url = ground.fresh(folder)
+        self.url = ground.fresh(folder)
         self.members = [
-            Member(url, folder, self.clock, lambda: f"{next(numbers):032x}")
+            Member(self.url, folder, self.clock, lambda: f"{next(numbers):032x}")
             for _ in range(ground.stores)
         ]
 
@@ -215,6 +238,7 @@ class Fleet:
         """End all."""
         for member in self.members:
             await member.stop()
+        self.ground.release()
 
     def now_ms(self) -> int:
         """The stores' time."""

@@ -11,16 +11,15 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from services.store import database
-from tests.integration.store_work.crashing import FakeTime, SQLiteGround
+from tests.integration.store_work.crashing import Ground, PostgresGround, SQLiteGround
 from tests.integration.store_work.machine import StoreMachine
+from tests.kit.postgres import StoreDatabases
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(36_000)]
 
-EXAMPLES = int(os.environ.get("NIGHTSHIFT_MODEL_EXAMPLES", "40"))
-STEPS = int(os.environ.get("NIGHTSHIFT_MODEL_STEPS", "40"))
+EXAMPLES = int(os.environ.get("NIGHTSHIFT_MODEL_EXAMPLES", "0"))
+STEPS = int(os.environ.get("NIGHTSHIFT_MODEL_STEPS", "50"))
 SETTINGS = settings(
-    max_examples=EXAMPLES,
     stateful_step_count=STEPS,
     deadline=None,
     phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink),
@@ -28,17 +27,19 @@ SETTINGS = settings(
 )
 
 
-@pytest.fixture(autouse=True)
-def fake_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every database's time be the test's."""
-    monkeypatch.setattr(database, "DatabaseTime", FakeTime)
+def run_on(place: Ground, examples: int) -> None:
+    with asyncio.Runner() as loop:
+
+        class Stores(StoreMachine):
+            ground = place
+            runner = loop
+
+        run_state_machine_as_test(Stores, settings=settings(SETTINGS, max_examples=examples))
 
 
 def test_one_store(tmp_path: Path) -> None:
-    with asyncio.Runner() as loop:
+    run_on(SQLiteGround(tmp_path), EXAMPLES or 20)
 
-        class OneStore(StoreMachine):
-            ground = SQLiteGround(tmp_path)
-            runner = loop
 
-        run_state_machine_as_test(OneStore, settings=SETTINGS)
+def test_two_stores_on_one_database(store_databases: StoreDatabases) -> None:
+    run_on(PostgresGround(store_databases), EXAMPLES or 7)
