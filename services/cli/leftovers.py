@@ -15,8 +15,9 @@ LEFTOVER_SECONDS: Final = 3.0
 
 
 def end_leftovers(data: DataDir, seconds: float = LEFTOVER_SECONDS) -> list[str]:
-    """End all children that the pid files name, with all that they started themselves.
+    """End all children of an `up` on this directory, with all that they started themselves.
 
+    They are known by their environment: `up` may have died before it wrote their pid files.
     Call it only while no `up` works in the directory. Returns the names of what ran.
     """
     groups = data.pids()
@@ -24,7 +25,7 @@ def end_leftovers(data: DataDir, seconds: float = LEFTOVER_SECONDS) -> list[str]
     for process, _ in running:
         with contextlib.suppress(psutil.Error):
             # Only leaders: an engine that hears it too would end under its executor's hands.
-            if process.pid in groups:
+            if process.pid == os.getpgid(process.pid):
                 process.send_signal(signal.SIGTERM)
     psutil.wait_procs([process for process, _ in running], timeout=seconds)
     killed = list(_members(data, groups))
@@ -38,14 +39,15 @@ def end_leftovers(data: DataDir, seconds: float = LEFTOVER_SECONDS) -> list[str]
 
 
 def _members(data: DataDir, groups: Mapping[int, str]) -> Iterator[tuple[psutil.Process, str]]:
-    """Yield the live processes of these groups, each with its child's name."""
+    """Yield the live processes, each with its child's name where a pid file says it.
+
+    A group's number alone could be a stranger's: numbers start anew with the machine.
+    """
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
-            name = groups.get(os.getpgid(process.pid))
-            # The group alone could be a stranger's: numbers start anew with the machine.
             if (
-                name is not None
+                process.pid != os.getpid()
                 and process.environ().get(OWNER_VARIABLE) == str(data.root)
                 and process.status() != psutil.STATUS_ZOMBIE
             ):
-                yield process, name
+                yield process, groups.get(os.getpgid(process.pid), process.name())

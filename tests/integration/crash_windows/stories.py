@@ -1,6 +1,6 @@
 """The list of stories: which steps each of them comes to, and how it is told."""
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -9,67 +9,65 @@ from tests.integration.crash_windows.world import Backing, Check, World
 from tests.kit.template import Template
 
 Story = Callable[[World], Awaitable[Check]]
+BOTH: Final = ("before", "after")
 
 
 @dataclass(frozen=True)
 class _Told:
-    step: str
     story: Story
-    kills: bool
-    freezes: bool
+    places: tuple[str, ...]
 
 
 class Stories:
-    """The stories of one module of tests."""
+    """The stories of one module of tests; `tools/failpoints.py` reads the decorators."""
 
     def __init__(self) -> None:
-        self._all: list[_Told] = []
+        self._to_kill: dict[str, _Told] = {}
+        self._to_freeze: dict[str, _Told] = {}
 
-    def windows(self, *steps: str) -> Callable[[Story], Story]:
-        """Tell this story once for each step that dies, and twice for each that stands still."""
-        return self._add(steps, kills=True, freezes=True)
+    def windows(self, *steps: str, places: tuple[str, ...] = BOTH) -> Callable[[Story], Story]:
+        """Tell this story of each step, for a store that dies there and for one that stands still.
 
-    def kills(self, *steps: str) -> Callable[[Story], Story]:
-        """Tell it for each step that dies."""
-        return self._add(steps, kills=True, freezes=False)
+        Args:
+            steps: names.
+            places: before the step, after it, or both.
+        """
+        return self._add(steps, places, self._to_kill, self._to_freeze)
 
-    def freezes(self, *steps: str) -> Callable[[Story], Story]:
-        """Tell it for each step that stands still."""
-        return self._add(steps, kills=False, freezes=True)
+    def kills(self, *steps: str, places: tuple[str, ...] = BOTH) -> Callable[[Story], Story]:
+        """Tell it for a store that dies."""
+        return self._add(steps, places, self._to_kill)
+
+    def freezes(self, *steps: str, places: tuple[str, ...] = BOTH) -> Callable[[Story], Story]:
+        """Tell it for a store that stands still."""
+        return self._add(steps, places, self._to_freeze)
 
     def _add(
-        self, steps: tuple[str, ...], *, kills: bool, freezes: bool
+        self, steps: tuple[str, ...], places: tuple[str, ...], *lists: dict[str, _Told]
     ) -> Callable[[Story], Story]:
         def add(story: Story) -> Story:
-            self._all += [_Told(step, story, kills, freezes) for step in steps]
+            for each in lists:
+                each.update(dict.fromkeys(steps, _Told(story, places)))
             return story
 
         return add
 
     def to_kill(self) -> list[str]:
         """The steps to die at."""
-        return [each.step for each in self._all if each.kills]
+        return list(self._to_kill)
 
     def to_freeze(self) -> list[str]:
         """The places to stand still at."""
-        return [f"{each.step}:{at}" for each in self._all if each.freezes for at in _PLACES]
+        return [f"{step}:{at}" for step, told in self._to_freeze.items() for at in told.places]
 
     async def killed(self, step: str, template: Template, folder: Path) -> None:
-        """Tell the story of a step at whose places the store dies, first before, then after it."""
-        (told,) = (each for each in self._all if each.step == step and each.kills)
-        places = tuple(f"{step}:{at}" for at in _PLACES)
+        """Tell the story of a step at whose places the store dies, one after the other."""
+        told = self._to_kill[step]
+        places = tuple(f"{step}:{at}" for at in told.places)
         await World(template, folder, action="kill", places=places).play(told.story)
 
     async def frozen(self, place: str, template: Template, folder: Path, backing: Backing) -> None:
         """Tell the story of a place at which the store stands still."""
-        step, _, _ = place.partition(":")
-        (told,) = (each for each in self._all if each.step == step and each.freezes)
+        told = self._to_freeze[place.partition(":")[0]]
         world = World(template, folder, action="freeze", places=(place,), backing=backing)
         await world.play(told.story)
-
-    def __iter__(self) -> Iterator[str]:
-        """Walk over the steps."""
-        return iter(each.step for each in self._all)
-
-
-_PLACES: Final = ("before", "after")

@@ -128,7 +128,10 @@ class World:
         self._action = action
         self._places = places
         self._reached = folder / "reached"
+        self._at_end: list[Callable[[], None]] = []
         self._armed = False
+        # How often a store was started again.
+        self.starts = 0
         self._members: list[Member] = []
         self._clients: dict[str, Asker] = {}
         self._moved = asyncio.Event()
@@ -172,11 +175,23 @@ class World:
                 connection.execute(sa.text(statement))
         engine.dispose()
 
+    def sql_one(self, query: str) -> int:
+        """Look at the first value that a query finds."""
+        engine = sa.create_engine(driver_url(self.database_url))
+        with engine.begin() as connection:
+            found = connection.scalar(sa.text(query))
+        engine.dispose()
+        return int(found)
+
     # --- for stories -----------------------------------------------------------------------------
 
     def set(self, **environment: str) -> None:
         """Give stores that start from now on these settings."""
         self.environment.update(environment)
+
+    def at_end(self, call: Callable[[], None]) -> None:
+        """Have something done when all is over."""
+        self._at_end.append(call)
 
     async def start(self, armed: str = "") -> None:
         """Start the first store; `armed` places act each time they are passed."""
@@ -209,6 +224,14 @@ class World:
         self.member.process.start()
         guard = self._start_again() if self._action == "kill" else self._take_over()
         self._guard = asyncio.create_task(guard)
+
+    async def arm_for_good(self) -> None:
+        """Start the store anew, so that it dies at the places whenever it comes there."""
+        await self.member.process.kill()
+        self.member.process.environment["NIGHTSHIFT_FAILPOINTS"] = ";".join(
+            f"{each}={self._action}" for each in self._places
+        )
+        self._guard = asyncio.create_task(self._start_again())
 
     async def start_nothing(self) -> None:
         """Name the first store without running it."""
@@ -303,6 +326,7 @@ class World:
         process = self.member.process
         while True:
             if not process.runs:
+                self.starts += 1
                 process.start()
             await asyncio.sleep(0.01)
 
@@ -365,6 +389,8 @@ class World:
             await asker.channel.close()
         for member in self._members:
             await member.process.kill()
+        for call in self._at_end:
+            call()
 
     async def _check_all(self) -> None:
         """Nothing contradicts itself, and a day later no blob is left that nothing names."""

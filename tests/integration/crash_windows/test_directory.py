@@ -1,0 +1,113 @@
+"""`up` dies, or stands still, at each step of the files that it keeps in its directory."""
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from services.cli.datadir import OWNER_VARIABLE, DataDir, DataDirError, DataDirInUseError
+from tests.kit.eventually import eventually
+from tests.kit.template import Copied, Template, template
+from tests.kit.up import RunningUp
+
+__all__ = ["template"]
+
+pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(120)]
+
+Test = Callable[..., Any]
+WITHIN_SECONDS = 40.0
+
+
+def windows(*steps: str) -> Callable[[Test], Test]:
+    """Run a test at each place of these steps; `tools/failpoints.py` reads it."""
+    places = [f"{step}:{at}" for step in steps for at in ("before", "after")]
+    return pytest.mark.parametrize("place", places)
+
+
+def user(template: Template, folder: Path, place: str, action: str) -> Copied:
+    """A process that takes the directory and dies, or stops, at a place."""
+    reached = folder / "reached"
+    reached.mkdir()
+    return Copied(
+        template,
+        "tests.integration.crash_windows.directory_user",
+        {
+            "NIGHTSHIFT_TEST_DIRECTORY": str(folder / "data"),
+            "NIGHTSHIFT_FAILPOINTS": f"{place}={action}",
+            "NIGHTSHIFT_FAILPOINTS_DIR": str(reached),
+        },
+        folder / "log",
+    )
+
+
+def check_whole(data: DataDir) -> None:
+    """Everything is there, and whole; nobody is said to run."""
+    assert len(bytes.fromhex(data.read_secret())) == 32
+    assert data.read_address("store") == "127.0.0.1:1"
+    assert data.nats_config.read_text().endswith("}\n")
+    assert list(data.run.iterdir()) == []
+
+
+@windows("up.secret", "up.nats_config", "up.addresses", "up.pid", "up.forget_pid")
+async def test_killed(place: str, template: Template, tmp_path: Path) -> None:
+    data = DataDir(tmp_path / "data")
+    process = user(template, tmp_path, place, "kill")
+    process.start()
+    await eventually(lambda: not process.runs, within_seconds=WITHIN_SECONDS)
+    assert (tmp_path / "reached" / place).exists(), process.log()
+    try:
+        secret = data.read_secret()
+    except DataDirError:
+        secret = None
+    process.start()
+    await eventually(lambda: not process.runs, within_seconds=WITHIN_SECONDS)
+    check_whole(data)
+    assert secret in {None, data.read_secret()}
+
+
+@windows("up.secret", "up.nats_config", "up.addresses", "up.pid", "up.forget_pid")
+async def test_frozen(place: str, template: Template, tmp_path: Path) -> None:
+    data = DataDir(tmp_path / "data")
+    process = user(template, tmp_path, place, "freeze")
+    process.start()
+    try:
+        await eventually(lambda: process.frozen, within_seconds=WITHIN_SECONDS)
+        # Another `up` is told who has it, and changes nothing.
+        with pytest.raises(DataDirInUseError, match=str(process.pid)), data.locked():
+            pass
+        assert set(data.pids()) <= {process.pid}
+        process.send(signal.SIGCONT)
+        await eventually(lambda: not process.runs, within_seconds=WITHIN_SECONDS)
+    finally:
+        await process.kill()
+    check_whole(data)
+
+
+@pytest.mark.parametrize("passing", [1, 3])
+async def test_a_child_whose_number_was_never_written_is_ended_all_the_same(
+    tmp_path: Path, passing: int
+) -> None:
+    data = tmp_path / "data"
+    armed = {"NIGHTSHIFT_FAILPOINTS": f"up.pid:before@{passing}=kill"}
+    killed = RunningUp(data, environment=armed)
+    try:
+        await eventually(lambda: killed.process.poll() is not None, within_seconds=WITHIN_SECONDS)
+        assert killed.process.returncode == -signal.SIGKILL
+        await eventually(lambda: not children_of(data), within_seconds=WITHIN_SECONDS)
+    finally:
+        killed.stop()
+
+
+def children_of(data: Path) -> list[str]:
+    """Names of the processes that an `up` on a directory started."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(OWNER_VARIABLE) == str(data):
+                found.append(process.name())
+        except psutil.Error:
+            continue
+    return found

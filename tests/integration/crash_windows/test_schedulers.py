@@ -1,0 +1,69 @@
+"""A scheduler dies, or stands still, at each step between the store and the broker."""
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from services.kit import bus
+from tests.integration.crash_windows.fleet import Fleet, Stories
+from tests.kit.store import POOL
+from tests.kit.template import Template, template
+
+__all__ = ["template"]
+
+pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(180)]
+
+stories = Stories("scheduler")
+
+
+@stories.windows(
+    "store.lead", "consumer.make", "store.cut", "dispatch.publish", "store.report_pools",
+    "store.reclaim",
+)  # fmt: skip
+async def work(fleet: Fleet) -> None:
+    """A chunk that was cut and never published is found; who was leader once does no harm."""
+    await fleet.open()
+    fleet.begin()
+    batch_id = await fleet.batch(80)
+    await fleet.until(lambda: fleet.reached)
+    await fleet.completed(batch_id)
+
+
+@stories.windows("stream.remove", "consumer.make_anew")
+async def damaged_queue(fleet: Fleet) -> None:
+    """A queue whose files are damaged is made anew; its messages were hints only."""
+    await fleet.open()
+    connection = await bus.connect(fleet.nats.url, "test")
+    await connection.ensure_streams()
+    await connection.ensure_consumer(POOL)
+    await connection.close()
+    fleet.damage_queue()
+    fleet.begin()
+    batch_id = await fleet.batch(20)
+    await fleet.until(lambda: fleet.reached)
+    await fleet.completed(batch_id)
+
+
+@stories.windows("store.resign")
+async def leaving(fleet: Fleet) -> None:
+    """A leader that is told to stop gives its leadership up, or loses it by its lease."""
+    await fleet.open()
+    fleet.begin()
+    batch_id = await fleet.batch(20, delay_ms=200)
+    while not fleet.reached:
+        await fleet.until(fleet.leads)
+        pid = fleet.armed.pid
+        fleet.armed.send(signal.SIGTERM)
+        await fleet.until(lambda pid=pid: fleet.armed.frozen or fleet.armed.pid != pid)  # type: ignore[misc]  # bound now
+    await fleet.completed(batch_id)
+
+
+@pytest.mark.parametrize("step", stories.to_kill())
+async def test_killed(step: str, template: Template, tmp_path: Path) -> None:
+    await stories.killed(step, template, tmp_path)
+
+
+@pytest.mark.parametrize("place", stories.to_freeze())
+async def test_frozen(place: str, template: Template, tmp_path: Path) -> None:
+    await stories.frozen(place, template, tmp_path)
