@@ -5,9 +5,10 @@ leader, `ack_wait` (10 s), a client's patience (10 s).
 """
 
 import itertools
+from collections.abc import Sequence
 from typing import Final
 
-from tests.chaos.plan import Card
+from tests.chaos.plan import Card, Fault
 from tests.kit.system import System
 
 _AWAY: Final = (0.0, 4.0)
@@ -48,8 +49,8 @@ def _card(kind: str, choices: tuple[tuple[str, ...], ...], bounds: tuple[float, 
     return Card(kind=kind, choices=choices, shortest=bounds[0], longest=bounds[1])  # type: ignore[arg-type]
 
 
-def executors_hit(kind: str, targets: tuple[str, ...], executors: int) -> int:
-    """Return how many executors a fault may cost the lines that they have in hand."""
-    if "up" in targets and kind in ("kill", "restart"):
-        return executors
-    return sum(name.startswith("executor") for name in targets)
+def executors_hit(fault: Fault, executors: Sequence[str]) -> list[str]:
+    """Return which executors a fault may cost the lines that they have in hand."""
+    if "up" in fault.targets and fault.kind in ("kill", "restart"):
+        return list(executors)
+    return [name for name in fault.targets if name in executors]

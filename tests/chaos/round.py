@@ -31,7 +31,7 @@ class Report:
     Attributes:
         plans: its plans, one after the other.
         made: faults made while some lines were done and others not, by kind and whom they hit.
-        hits: how often they hit an executor.
+        hits: how often each executor was hit.
         account: what was checked, once it was.
         calls: how the client's calls ended.
         seconds: from the first batch to the last check.
@@ -39,7 +39,7 @@ class Report:
 
     plans: Sequence[Plan]
     made: Counter[str] = field(default_factory=Counter)
-    hits: int = 0
+    hits: Counter[str] = field(default_factory=Counter)
     account: Account | None = None
     calls: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
@@ -85,10 +85,8 @@ async def play(system: System, seeds: Sequence[int], seconds: float, say: Say) -
             await asyncio.wait([running], timeout=SETTLE_SECONDS)
             assert running.done(), f"not ended: {_open_batches(load)}"
         say("checking")
-        deaths = sum(entry.order.deaths for entry in ledger.entries)
-        report.account = await verify(
-            client, ledger, read_started(system.started_dir), report.hits + deaths
-        )
+        started = read_started(system.started_dir)
+        report.account = await verify(client, ledger, started, report.hits)
         await system.check()
     except BaseException as fault:
         report.calls, report.seconds = ledger.calls, time.monotonic() - began
@@ -112,9 +110,7 @@ async def _make(plan: Plan, system: System, load: Load, report: Report, say: Say
             await _until_half_done(load)
             say(str(fault))
             report.made[_name(fault)] += 1
-            report.hits += executors_hit(
-                fault.kind, fault.targets, len(system.processes["executor"])
-            )
+            report.hits.update(executors_hit(fault, system.processes["executor"]))
             hit = group.create_task(_hit(system, fault))
             if not fault.overlaps:
                 await asyncio.wait([hit])

@@ -1,13 +1,16 @@
-"""Plans by their seeds, and the judge of lines: what is tried with them is only as good."""
+"""Plans by their seeds, and those who judge afterwards: the suite is only as good as they are."""
 
 import copy
 import random
 
 import pytest
 
+from tests.chaos.ledger import Violation
 from tests.chaos.plan import Card, draw
+from tests.chaos.verify import check_repeated
 from tests.chaos.workload import Order, check_line, deadly, embeddings, expiring, mixed, steady
 from tests.kit.batches import Json, answer_to, chat
+from tests.kit.started_lines import Started
 
 pytestmark = pytest.mark.chaos
 
@@ -83,3 +86,30 @@ def test_the_judge_knows_which_lines_fail() -> None:
     check_line(order, hangs, gave_up(hangs, "request_timeout"), "completed")
     with pytest.raises(AssertionError):
         check_line(order, hangs, answered(hangs, answer_to("text")), "completed")
+
+
+def begun(line: int, executor: str, *, retries: int = 0) -> Started:
+    """A line that got a seat."""
+    return Started(
+        at=float(line),
+        executor=executor,
+        incarnation="1",
+        batch_id="batch",
+        line=line,
+        attempt=1,
+        retries=retries,
+    )
+
+
+def test_work_is_done_again_only_after_a_hit() -> None:
+    retried = [begun(1, "executor-0"), begun(1, "executor-0", retries=1)]
+    check_repeated(retried, {}, deaths=0)
+    again = [begun(1, "executor-0"), begun(1, "executor-1")]
+    check_repeated(again, {"executor-0": 1}, deaths=0)
+    check_repeated(again, {}, deaths=1)
+    with pytest.raises(Violation, match="executor-0"):
+        check_repeated(again, {"executor-1": 5}, deaths=0)
+    # More than its seats, the chunk and the second's lines that it may hold beside them.
+    many = [begun(line, "executor-0") for line in range(2_000)]
+    with pytest.raises(Violation):
+        check_repeated([*many, *many], {"executor-0": 1}, deaths=0)

@@ -1,7 +1,7 @@
 """After a round: every invariant, looked at from outside through the API and the engines' notes."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -46,7 +46,7 @@ class Account:
 
 
 async def verify(
-    client: Client, ledger: Ledger, started: Sequence[Started], executors_hit: int
+    client: Client, ledger: Ledger, started: Sequence[Started], hits: Mapping[str, int]
 ) -> Account:
     """Check all that was acknowledged, and what is listed.
 
@@ -54,7 +54,7 @@ async def verify(
         client: asks, as it did before.
         ledger: what was acknowledged.
         started: what engines noted.
-        executors_hit: how often an executor was hit, over all faults.
+        hits: how often each executor was hit, by its name.
 
     Raises:
         Violation, AssertionError: something is lost, twice, or not as it must be.
@@ -73,7 +73,16 @@ async def verify(
             checked.append(await _check_entry(client, entry, by_id[entry.batch_id]))
             lines += len(entry.order.lines)
     _check_listed(batches, files, {entry.deleted for entry in ledger.entries})
-    return _count(started, checked, lines, executors_hit)
+    deaths = sum(entry.order.deaths for entry in ledger.entries)
+    check_repeated(started, hits, deaths)
+    counted = executions(started)
+    return Account(
+        batches=len(checked),
+        lines=lines,
+        executed=len(counted),
+        twice=sum(count > 1 for count in counted.values()),
+        again=sum(count - 1 for count in counted.values()),
+    )
 
 
 async def _all(client: Client, page: Callable[..., Any]) -> list[Any]:
@@ -191,24 +200,29 @@ def _check_listed(batches: Sequence[Batch], files: Sequence[FileObject], deleted
         raise Violation(f"listed end files {listed}, named {named}, deleted {deleted}")
 
 
-def _count(
-    started: Sequence[Started], batches: Sequence[Batch], lines: int, executors_hit: int
-) -> Account:
-    counted = executions(started)
-    twice = [key for key, count in counted.items() if count > 1]
-    allowed = executors_hit * _high_water(started)
-    if len(twice) > allowed:
-        raise Violation(
-            f"{len(twice)} lines were executed more than once; {executors_hit} executors were "
-            f"hit, which allows for {allowed}"
-        )
-    return Account(
-        batches=len(batches),
-        lines=lines,
-        executed=len(counted),
-        twice=len(twice),
-        again=sum(count - 1 for count in counted.values()),
-    )
+def check_repeated(started: Sequence[Started], hits: Mapping[str, int], deaths: int) -> None:
+    """What an executor had begun is begun again only where it was hit, its lines in hand at most.
+
+    Args:
+        started: by time.
+        hits: how often each executor was hit.
+        deaths: how often lines may have ended an engine, on whichever executor.
+    """
+    lost: Counter[str] = Counter()
+    last: dict[tuple[str, int], str] = {}
+    for each in started:
+        if each.retries == 0:
+            before = last.get((each.batch_id, each.line))
+            lost.update([before] if before is not None else [])
+            last[each.batch_id, each.line] = each.executor
+    high_water = _high_water(started)
+    for executor, count in lost.items():
+        allowed = (hits.get(executor, 0) + deaths) * high_water
+        if count > allowed:
+            raise Violation(
+                f"{count} lines of {executor} were begun again; it was hit {hits} times, and "
+                f"{deaths} engines died, which allows for {allowed}"
+            )
 
 
 def _high_water(started: Sequence[Started]) -> int:
