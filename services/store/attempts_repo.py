@@ -132,6 +132,21 @@ def open_of_others(
     )
 
 
+def open_of_life(connection: sa.Connection, executor_id: str, incarnation: str) -> list[Row]:
+    """Return the open attempts of one process of an executor."""
+    return list(
+        connection.execute(
+            sa.select(attempts)
+            .where(
+                attempts.c.executor_id == executor_id,
+                attempts.c.closed_ms.is_(None),
+                attempts.c.incarnation == incarnation,
+            )
+            .order_by(attempts.c.token)
+        )
+    )
+
+
 def open_by_token(connection: sa.Connection, executor_id: str, tokens: Sequence[str]) -> list[Row]:
     """Return those of an executor's attempts that are open, by token."""
     return list(

@@ -170,12 +170,21 @@ def _take_over(
     new_id: IdGenerator,
     now_ms: int,
 ) -> None:
-    silent = [
-        each for each in others if leases.last_sign_ms(each.lease_until_ms) <= now_ms - SILENT_MS
+    def is_silent(attempt: Row) -> bool:
+        return leases.last_sign_ms(attempt.lease_until_ms) <= now_ms - SILENT_MS
+
+    # Whoever holds one that fell silent is lost with all that it has: what was in its engine goes
+    # apart together, and is soon done, and not chunk by chunk as the messages come again.
+    lives = {(each.executor_id, each.incarnation) for each in others if is_silent(each)}
+    lost = [
+        each
+        for life in sorted(lives)
+        for each in attempts_repo.open_of_life(connection, *life)
+        if is_silent(each)
     ]
     quarantine.take_apart(
         connection,
-        [quarantine.loss_of(each) for each in silent],
+        [quarantine.loss_of(each) for each in lost],
         Outcome.LOST,
         new_id=new_id,
         now_ms=now_ms,

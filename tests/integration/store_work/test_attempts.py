@@ -58,6 +58,27 @@ async def test_what_a_silent_executor_had_in_its_engine_is_put_apart(store: Stor
     assert (alone.alone, ranges_of(alone.lines)) == (True, [(1, 2)])
 
 
+async def test_one_message_that_comes_again_frees_all_that_a_silent_executor_had(
+    store: Store,
+) -> None:
+    one, two = await store.batch(8), await store.batch(4)
+    cut = await store.cut((one, 4), (two, 4), (one, 4))
+    held = [await store.open(each) for each in cut]
+    await store.beat({each.token: [(each.lines[0].first, 2)] for each in held})
+    other = await store.open((await store.cut((await store.batch(1), 1)))[0], "e2")
+    store.clock.advance(10)
+    await store.beat({other.token: [(0, 1)]}, "e2")
+    assert ranges_of((await store.open(cut[0], "e1", delivered=2)).lines) == [(2, 2)]
+    # Its suspects run together, batch by batch; the rest of its chunks is handed out at once.
+    alone, *rest = await store.reclaim()
+    assert (alone.batch_id, ranges_of(alone.lines)) == (one, [(0, 2), (4, 2)])
+    assert [(each.alone, ranges_of(each.lines)) for each in rest] == [
+        (False, [(6, 2)]),
+        (False, [(2, 2)]),
+    ]
+    assert await store.beat({other.token: [(0, 1)]}, "e2") == {}
+
+
 async def test_an_old_dispatch_is_gone(store: Store) -> None:
     (dispatch,) = await store.cut((await store.batch(3), 3))
     await store.open(dispatch)
