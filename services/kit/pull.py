@@ -28,9 +28,10 @@ MESSAGE_VERSION: Final = 1
 _REST_SECONDS: Final = 0.1
 
 # A dispatch of a newer version goes back with a delay that doubles with each delivery, and who
-# got nothing else steps out of the line for as long, so that a newer executor meets it soon.
+# got nothing else steps out of the line for a moment, so that a newer executor meets it soon.
 _FIRST_NEWER_SECONDS: Final = 0.25
 _MOST_NEWER_SECONDS: Final = 5.0
+_MOST_PAUSE_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ class Puller:
         for delivery in newer:
             await self._leave(delivery)
         if newer and len(newer) == len(read):
-            await asyncio.sleep(_growing(self._newer_in_a_row))
+            await asyncio.sleep(min(_growing(self._newer_in_a_row), _MOST_PAUSE_SECONDS))
             self._newer_in_a_row += 1
         elif read:
             self._newer_in_a_row = 0
@@ -156,5 +157,5 @@ def _read(data: bytes) -> dispatch_pb2.Dispatch:
 
 
 def _growing(times: int) -> float:
-    """Return the pause after `times` earlier ones, in seconds."""
+    """Return the delay after `times` earlier ones, in seconds."""
     return min(_FIRST_NEWER_SECONDS * 2.0 ** min(times, 16), _MOST_NEWER_SECONDS)

@@ -86,6 +86,32 @@ async def test_a_newer_version_is_left_for_a_newer_executor(connection: Bus) -> 
     assert [delivery.dispatch.chunk_id for delivery in found] == [dispatch(2).chunk_id]
 
 
+@pytest.mark.slow
+async def test_newer_messages_alone_keep_an_older_executor_calm(connection: Bus) -> None:
+    await connection.ensure_consumer(POOL)
+    for chunk in range(20):
+        newer = dispatch(chunk)
+        newer.version = bus.MESSAGE_VERSION + 1
+        await connection.publish_dispatch(newer)
+    loop = asyncio.get_running_loop()
+    older = await connection.pull_from(POOL)
+    began, fetches = loop.time(), 0
+    while loop.time() < began + 2:
+        assert await older.fetch(8) == []
+        fetches += 1
+    assert fetches < 10
+    present = await connection.pull_from(POOL, version=bus.MESSAGE_VERSION + 1)
+    found: set[str] = set()
+
+    async def all_came() -> bool:
+        for delivery in await present.fetch(8):
+            found.add(delivery.dispatch.chunk_id)
+            await delivery.ack()
+        return len(found) == 20
+
+    await eventually(all_came)
+
+
 async def test_pulling_from_a_pool_without_a_consumer_is_a_fault(connection: Bus) -> None:
     with pytest.raises(BusFault):
         await connection.pull_from(POOL)
