@@ -20,6 +20,7 @@ NAMES: Final = (
     "intake",
     "listing",
     "pipeline",
+    "commits",
     "growth",
     "upload_parts",
     "faults",

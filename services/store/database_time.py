@@ -95,7 +95,7 @@ class DatabaseTime:
             if why is not None:
                 self._since = seconds
                 if why != self._why:
-                    _log.warning("leases_wait", why=why)
+                    (_log.info if why == "start" else _log.warning)("leases_wait", why=why)
             self._why = why
 
     def _doubt(self, now: float, offset: float) -> str | None:

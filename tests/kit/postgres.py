@@ -31,8 +31,12 @@ _names: Final = count(1)
 class Postgres:
     """One server process; started again it keeps its port and its data."""
 
-    def __init__(self) -> None:
-        """Make an empty cluster in a folder of its own; runs nothing until `start`."""
+    def __init__(self, *, syncs: bool = False) -> None:
+        """Make an empty cluster in a folder of its own; runs nothing until `start`.
+
+        Tests outlive no power cut, and the disk is what they would wait for: it syncs when asked.
+        """
+        self._syncs = "on" if syncs else "off"
         # Not below pytest's own folders, which only their owner may enter.
         self._folder = Path(tempfile.mkdtemp(prefix="nightshift-postgres-"))
         self._data = self._folder / "data"
@@ -77,9 +81,8 @@ class Postgres:
             "listen_addresses": "127.0.0.1",
             "port": self._port,
             "unix_socket_directories": "",
-            # Tests outlive no power cut, and the disk is what they would wait for.
-            "fsync": "off",
-            "full_page_writes": "off",
+            "fsync": self._syncs,
+            "full_page_writes": self._syncs,
             "shared_buffers": "32MB",
             "max_connections": 100,
         }
