@@ -114,13 +114,14 @@ chaos: setup-fast ## Kill, freeze and part processes for MINUTES=10 while batche
 	@$(BIN)/python -m tests.chaos --minutes '$(MINUTES)' $(if $(SEED),--seed '$(SEED)') $(ARGS)
 
 .PHONY: lint
-lint: setup-fast ## Style, types, import rules, wire, the contract's numbers
+lint: setup-fast ## Style, types, import rules, wire, the contract's numbers, places to die at
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/buf lint
 	$(BIN)/python tools/contract_numbers.py
+	$(BIN)/python tools/failpoints.py
 
 .PHONY: bench
 bench: setup ## Measure; prints one table

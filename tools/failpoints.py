@@ -165,7 +165,8 @@ class _Reader(ast.NodeVisitor):
 
     def _is_seam(self, node: ast.Call, receiver: str, method: str) -> bool:
         if not receiver:
-            return method == "_write" and self._where in FILE_MODULES
+            # A helper, and a class, whose first argument is the step's name.
+            return (method == "_write" and self._where in FILE_MODULES) or method == "Copier"
         if re.search(r"(^|\.|_)db$", receiver):
             return method == "write"
         # Without arguments it is a statement on the table of that name.

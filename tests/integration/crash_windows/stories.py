@@ -5,11 +5,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 from tests.integration.crash_windows.world import Backing, Check, World
 from tests.kit.template import Template
 
 Story = Callable[[World], Awaitable[Check]]
 BOTH: Final = ("before", "after")
+
+
+def kills(*steps: str) -> pytest.MarkDecorator:
+    """Run a test for each place of these steps, as its argument `place`; it dies there."""
+    return _at_places(steps)
+
+
+def freezes(*steps: str) -> pytest.MarkDecorator:
+    """Run a test for each place of these steps, as its argument `place`; it stands still there."""
+    return _at_places(steps)
+
+
+def _at_places(steps: tuple[str, ...]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("place", [f"{step}:{at}" for step in steps for at in BOTH])
 
 
 @dataclass(frozen=True)

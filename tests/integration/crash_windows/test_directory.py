@@ -1,14 +1,13 @@
 """`up` dies, or stands still, at each step of the files that it keeps in its directory."""
 
 import signal
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 from services.cli.datadir import OWNER_VARIABLE, DataDir, DataDirError, DataDirInUseError
+from tests.integration.crash_windows.stories import freezes, kills
 from tests.kit.eventually import eventually
 from tests.kit.template import Copied, Template, template
 from tests.kit.up import RunningUp
@@ -17,14 +16,7 @@ __all__ = ["template"]
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(120)]
 
-Test = Callable[..., Any]
 WITHIN_SECONDS = 40.0
-
-
-def windows(*steps: str) -> Callable[[Test], Test]:
-    """Run a test at each place of these steps; `tools/failpoints.py` reads it."""
-    places = [f"{step}:{at}" for step in steps for at in ("before", "after")]
-    return pytest.mark.parametrize("place", places)
 
 
 def user(template: Template, folder: Path, place: str, action: str) -> Copied:
@@ -51,7 +43,7 @@ def check_whole(data: DataDir) -> None:
     assert list(data.run.iterdir()) == []
 
 
-@windows("up.secret", "up.nats_config", "up.addresses", "up.pid", "up.forget_pid")
+@kills("up.secret", "up.nats_config", "up.addresses", "up.pid", "up.forget_pid")
 async def test_killed(place: str, template: Template, tmp_path: Path) -> None:
     data = DataDir(tmp_path / "data")
     process = user(template, tmp_path, place, "kill")
@@ -68,7 +60,7 @@ async def test_killed(place: str, template: Template, tmp_path: Path) -> None:
     assert secret in {None, data.read_secret()}
 
 
-@windows("up.secret", "up.nats_config", "up.addresses", "up.pid", "up.forget_pid")
+@freezes("up.secret", "up.nats_config", "up.addresses", "up.pid", "up.forget_pid")
 async def test_frozen(place: str, template: Template, tmp_path: Path) -> None:
     data = DataDir(tmp_path / "data")
     process = user(template, tmp_path, place, "freeze")

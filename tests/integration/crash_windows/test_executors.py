@@ -24,6 +24,8 @@ async def work(fleet: Fleet) -> None:
     await fleet.open()
     fleet.begin()
     await fleet.completed(await fleet.batch(80))
+    while not fleet.reached:
+        await fleet.completed(await fleet.batch(4))
 
 
 @stories.windows("store.beat", "message.keep")
