@@ -19,7 +19,7 @@ def open_dialect(url: str, *, durable: bool) -> Dialect:
     """
     try:
         parsed = sa.make_url(url)
-    except ArgumentError:
+    except (ArgumentError, ValueError):
         raise SettingsError(
             "NIGHTSHIFT_STORE_DATABASE_URL is no URL such as postgresql://USER@HOST/DATABASE"
         ) from None

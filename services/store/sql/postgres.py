@@ -159,11 +159,9 @@ class Postgres:
         try:
             if self._presence is None:
                 arguments = self._arguments(IDLE_MS)
-                address = self._url.set(drivername="postgresql").difference_update_query(
-                    ["options"]
-                )
+                words, address = sa.create_engine(self._url).dialect.create_connect_args(self._url)
                 self._presence = psycopg.connect(
-                    address.render_as_string(hide_password=False), autocommit=True, **arguments
+                    *words, **{**address, **self._arguments(IDLE_MS), "autocommit": True}
                 )
                 self._presence.execute(
                     "SELECT pg_try_advisory_lock(%s, %s)", (_PRESENCE, int(self.holder))
