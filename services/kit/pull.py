@@ -48,14 +48,25 @@ class Delivery:
             await self.message.ack_sync(timeout=5)
 
     async def give_back(self, delay_seconds: float) -> None:
-        """Have it delivered again after `delay_seconds`."""
+        """Have it delivered again after `delay_seconds`; said now, or not at all."""
+        self._refuse_late_words()
         with failpoints.around("message.give_back"):
             await self.message.nak(delay=max(delay_seconds, 0.05))
 
     async def keep(self) -> None:
-        """Put its redelivery off by another `ACK_WAIT_SECONDS`."""
+        """Put its redelivery off by another `ACK_WAIT_SECONDS`; now, or not at all."""
+        self._refuse_late_words()
         with failpoints.around("message.keep"):
             await self.message.in_progress()
+
+    def _refuse_late_words(self) -> None:
+        """Raise where the client would only say it once it is connected again.
+
+        The message is somebody else's by then, who would lose it (measured).
+        """
+        client: Client = self.message._client  # noqa: SLF001 -- it does not tell otherwise
+        if not client.is_connected:
+            raise nats.errors.ConnectionClosedError
 
 
 class Puller:
