@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig
 
 from services.kit.errors import UnavailableError
+from services.kit.frames import FRAME_BYTES
 from services.kit.log import get_logger
 from services.store.blobs.base import BlobMissingError, Blobs, Content
 
@@ -24,8 +25,8 @@ PART_BYTES: Final = 5 * 1024 * 1024
 _PARTS_AT_ONCE: Final = 2
 _READ_BYTES: Final = 8 * 1024 * 1024
 _REQUESTS_AT_ONCE: Final = 32
-_STREAMS_AT_ONCE: Final = 64
-"""Multipart uploads at a time: each holds up to four parts in memory."""
+_STREAMS_AT_ONCE: Final = 32
+"""Multipart uploads at a time: each takes 13 MiB of memory (measured, 16 at once)."""
 _OWN_STREAMS_AT_ONCE: Final = 8
 """Those of end files, which slow clients must not keep waiting."""
 _WAIT_SECONDS: Final = 30.0
@@ -81,16 +82,21 @@ class S3Blobs(Blobs):
     # --- writing ------------------------------------------------------------------------------
 
     async def _put(self, step: str, name: str, content: Content) -> int:
-        chunks = _chunks(content)
-        async with contextlib.aclosing(chunks):
-            first = await anext(chunks, b"")
-            second = await anext(chunks, None)
-            if second is None:
-                await self._create(name, first)
-                return len(first)
+        pieces = _pieces(content)
+        async with contextlib.aclosing(pieces):
+            first: list[bytes | memoryview] = []
+            size = 0
+            async for piece in pieces:
+                first.append(piece)
+                size += len(piece)
+                if size > PART_BYTES:
+                    break
+            else:
+                await self._create(name, b"".join(first))
+                return size
             own = step.startswith("finalize.")
             async with _turn(self._own_streams if own else self._streams):
-                return await self._stream(name, (first, second), chunks)
+                return await self._stream(name, first, pieces)
 
     async def _create(self, name: str, content: bytes) -> None:
         async with _turn(self._requests):
@@ -106,9 +112,9 @@ class S3Blobs(Blobs):
                         raise
 
     async def _stream(
-        self, name: str, first: tuple[bytes, ...], chunks: AsyncIterator[bytes]
+        self, name: str, first: list[bytes | memoryview], rest: AsyncIterator[bytes | memoryview]
     ) -> int:
-        """Send chunks as parts; the object is there once all are, and not before."""
+        """Send pieces, in parts; the object is there once all are, and not before."""
         feed = _Feed()
         writing = asyncio.ensure_future(
             obstore.put_async(
@@ -122,12 +128,13 @@ class S3Blobs(Blobs):
         )
         size = 0
         try:
-            for chunk in first:
-                await self._offer(name, feed, writing, chunk)
-                size += len(chunk)
-            async for chunk in chunks:
-                await self._offer(name, feed, writing, chunk)
-                size += len(chunk)
+            while first:
+                piece = first.pop(0)
+                await self._offer(name, feed, writing, piece)
+                size += len(piece)
+            async for piece in rest:
+                await self._offer(name, feed, writing, piece)
+                size += len(piece)
             await self._offer(name, feed, writing, None)
             with told(name):
                 await asyncio.shield(writing)
@@ -140,15 +147,19 @@ class S3Blobs(Blobs):
         return size
 
     async def _offer(
-        self, name: str, feed: "_Feed", writing: "asyncio.Future[Any]", chunk: bytes | None
+        self,
+        name: str,
+        feed: "_Feed",
+        writing: "asyncio.Future[Any]",
+        piece: bytes | memoryview | None,
     ) -> None:
-        """Hand over a chunk once there is room for it; None is the end."""
-        taking = asyncio.ensure_future(feed.put(chunk))
+        """Hand over a piece once there is room for it; None is the end."""
+        taking = asyncio.ensure_future(feed.put(piece))
         try:
             await asyncio.wait((taking, writing), return_when=asyncio.FIRST_COMPLETED)
         finally:
             taking.cancel()
-        if writing.done() and chunk is not None:
+        if writing.done() and piece is not None:
             with told(name):
                 writing.result()
             raise AssertionError("an upload ended before its content did")
@@ -202,13 +213,13 @@ class _GivenUpError(Exception):
 
 
 class _Feed:
-    """Chunks on their way to the library, one at a time."""
+    """Pieces on their way to the library, one at a time."""
 
     def __init__(self) -> None:
-        self._waiting: asyncio.Queue[bytes | _GivenUpError | None] = asyncio.Queue(1)
+        self._waiting: asyncio.Queue[bytes | memoryview | _GivenUpError | None] = asyncio.Queue(1)
 
-    async def put(self, chunk: bytes | None) -> None:
-        await self._waiting.put(chunk)
+    async def put(self, piece: bytes | memoryview | None) -> None:
+        await self._waiting.put(piece)
 
     def give_up(self) -> None:
         """Let the next read fail, whatever waits."""
@@ -219,29 +230,25 @@ class _Feed:
     def __aiter__(self) -> "_Feed":
         return self
 
-    async def __anext__(self) -> bytes:
-        chunk = await self._waiting.get()
-        if isinstance(chunk, _GivenUpError):
-            raise chunk
-        if chunk is None:
+    async def __anext__(self) -> bytes | memoryview:
+        piece = await self._waiting.get()
+        if isinstance(piece, _GivenUpError):
+            raise piece
+        if piece is None:
             raise StopAsyncIteration
-        return chunk
+        return piece
 
 
-async def _chunks(content: Content) -> AsyncGenerator[bytes, None]:
-    """Yield content in chunks of `PART_BYTES`, the last one shorter."""
-    if isinstance(content, bytes):
-        for start in range(0, len(content), PART_BYTES):
-            yield content[start : start + PART_BYTES]
-        return
-    held = bytearray()
-    async for data in content:
-        held += data
-        while len(held) >= PART_BYTES:
-            yield bytes(held[:PART_BYTES])
-            del held[:PART_BYTES]
-    if held:
-        yield bytes(held)
+async def _pieces(content: Content) -> AsyncGenerator[bytes | memoryview, None]:
+    """Yield content a piece at a time; what is one already is small, or sliced and not copied."""
+    if not isinstance(content, bytes):
+        async for piece in content:
+            yield piece
+    elif len(content) <= PART_BYTES:
+        yield content
+    else:
+        for start in range(0, len(content), FRAME_BYTES):
+            yield memoryview(content)[start : start + FRAME_BYTES]
 
 
 @contextlib.asynccontextmanager
