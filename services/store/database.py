@@ -60,6 +60,7 @@ class Database:
         self._jobs: queue.Queue[Job | None] = queue.Queue(_QUEUED)
         self._readers = ThreadPoolExecutor(_READERS, "store-reader")
         self._stopping = threading.Event()
+        self._unread = False
         self._writer = threading.Thread(target=self._write_groups, name="store-writer", daemon=True)
         self._writer.start()
 
@@ -122,16 +123,22 @@ class Database:
         )
 
     def _read(self, statement: Statement[T]) -> T:
-        for pause in (*_READ_PAUSES, None):
+        # While it is away callers are told so at once, rather than have each wait for it.
+        for pause in (None,) if self._unread else (*_READ_PAUSES, None):
             try:
                 with self._reader_engine.connect() as connection, connection.begin():
-                    return statement(connection)
+                    found = statement(connection)
             except sa.exc.DBAPIError as error:
                 if not faults.may_pass(error):
                     raise faults.told(error) from error
                 if pause is None or self._stopping.wait(pause):
-                    _log.warning("read_failed", why=faults.summary(error))
+                    if not self._unread:
+                        _log.warning("read_failed", why=faults.summary(error))
+                    self._unread = True
                     raise faults.unavailable(error) from error
+            else:
+                self._unread = False
+                return found
         raise AssertionError("the last turn raises")
 
     def run(self, statement: Statement[T]) -> T:

@@ -72,7 +72,8 @@ def put_model(
 
 def list_all(connection: sa.Connection) -> list[Row]:
     """Return all models by name."""
-    return list(connection.execute(sa.select(models).order_by(models.c.name)))
+    # Databases have collations of their own.
+    return sorted(connection.execute(sa.select(models)), key=lambda row: str(row.name))
 
 
 def get(connection: sa.Connection, name: str) -> Row:

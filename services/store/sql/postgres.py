@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError
 from services.kit.log import get_logger
 from services.kit.settings import SettingsError
 from services.store.sql.dialect import Head
-from services.store.sql.faults import unavailable
+from services.store.sql.faults import may_pass, unavailable
 from services.store.sql.text import register_text
 
 _log = get_logger(__name__)
@@ -142,7 +142,7 @@ class Postgres:
                     sa.text("SELECT pg_xact_status(CAST(:id AS xid8))"), {"id": transaction}
                 )
         except DBAPIError as error:
-            if error.connection_invalidated:
+            if may_pass(error):
                 raise
             # Another server, which never saw it.
             return None
@@ -158,7 +158,6 @@ class Postgres:
         """See `Dialect`; keeps the connection whose lock shows that this store lives."""
         try:
             if self._presence is None:
-                arguments = self._arguments(IDLE_MS)
                 words, address = sa.create_engine(self._url).dialect.create_connect_args(self._url)
                 self._presence = psycopg.connect(
                     *words, **{**address, **self._arguments(IDLE_MS), "autocommit": True}

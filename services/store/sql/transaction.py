@@ -131,11 +131,11 @@ class Writer:
         return not self._stopping.wait(pause)
 
     def _give_up(self, error: BaseException, jobs: int) -> None:
-        _log.error(
-            "commit_in_doubt" if self._in_doubt() else "commit_failed",
-            jobs=jobs,
-            why=faults.summary(error),
-        )
+        # Once for an absence, however many callers meet it.
+        if self._in_doubt():
+            _log.error("commit_in_doubt", jobs=jobs, why=faults.summary(error))
+        elif not self._away:
+            _log.error("commit_failed", jobs=jobs, why=faults.summary(error))
         self._away = True
 
     def _failure(self, error: BaseException) -> UnavailableError:
