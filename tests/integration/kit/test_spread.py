@@ -178,6 +178,24 @@ async def test_a_frozen_store_is_left_within_a_second(
     await eventually(lambda: both_answer(channel))
 
 
+async def test_a_stream_on_a_frozen_store_breaks(
+    plants: list[Plant], channel: grpc.aio.Channel
+) -> None:
+    read = files_pb2_grpc.FilesStub(channel).ReadFile(files_pb2.ReadFileRequest())
+    first = of(plants, (await read.read()).data.decode())
+    first.send(signal.SIGSTOP)
+    began = time.monotonic()
+    try:
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            while await read.read() is not grpc.aio.EOF:
+                pass
+        assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert time.monotonic() - began < channels.SPREAD_KEEPALIVE_SECONDS + 3 + LOAD_SECONDS
+    finally:
+        first.send(signal.SIGCONT)
+    await eventually(lambda: both_answer(channel))
+
+
 async def test_a_slow_answer_is_waited_for(plants: list[Plant], channel: grpc.aio.Channel) -> None:
     first = await get(channel)
     assert await get(channel, "slow") == first
