@@ -1,5 +1,6 @@
 """A disk that is really full: nothing half-named, a clear answer, and it goes on by itself."""
 
+import contextlib
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -155,21 +156,29 @@ async def test_what_the_database_acknowledged_on_a_full_disk_stays(
         except UnavailableError as error:
             refusals.append(error)
     assert all(error.retry_after_seconds for error in refusals)
-    disk.free()
-
-    async def taken() -> str | None:
-        try:
-            return (await store.create(file.id)).id
-        except UnavailableError:
-            return None
-
-    acknowledged.append(await eventually(taken))
+    # A start on the full disk waits for room, too, rather than giving up.
     await store.channel.close()
     store.store.kill()
     store.store.start()
     again = Worker(store.store)
     try:
-        await again.ready()
+
+        async def looked() -> bool:
+            with contextlib.suppress(UnavailableError):
+                await again.download(file.id)
+            assert store.store.process is not None
+            return store.store.process.poll() is None
+
+        assert await looked()
+        disk.free()
+
+        async def taken() -> str | None:
+            try:
+                return (await again.create(file.id)).id
+            except UnavailableError:
+                return None
+
+        acknowledged.append(str(await eventually(taken, within_seconds=30)))
         for batch_id in acknowledged:
             assert (await again.get(batch_id)).id == batch_id
     finally:
