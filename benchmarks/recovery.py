@@ -33,6 +33,7 @@ _DELAY_SECONDS: Final = 3.0
 _AWAY_SECONDS: Final = 15.0
 """How long a killed executor stays away where nobody starts it again at once."""
 _WATCH_SECONDS: Final = 10.0
+"""How long a kill is watched, and half of that at least from when it is back."""
 _CALM_SECONDS: Final = 5.0
 _STEADY_DELAY_SECONDS: Final = 0.2
 _STEADY_LINES: Final = 40_000
@@ -214,9 +215,9 @@ class _Bench:
         began = time.monotonic()
         kill = asyncio.create_task(self._system.kill([name], 0.0))
         back = asyncio.create_task(self._until_back(name, old, began))
-        longest = await self._longest_stall(began, _WATCH_SECONDS)
+        longest = await self._longest_stall(began, _WATCH_SECONDS, back)
         await kill
-        return _Stall(longest, await back)
+        return _Stall(longest, back.result())
 
     async def _until_back(self, name: str, old: int, began: float) -> float:
         """Return when another process of that name listened, in seconds from `began`."""
@@ -240,10 +241,18 @@ class _Bench:
         # From here on lines are known to be done.
         await self._longest_stall(time.monotonic(), _CALM_SECONDS)
 
-    async def _longest_stall(self, began: float, seconds: float) -> float:
-        """Poll until `seconds` after `began`; return the longest time without progress seen."""
+    async def _longest_stall(
+        self, began: float, seconds: float, back: "asyncio.Task[float] | None" = None
+    ) -> float:
+        """Poll until `seconds` after `began`; return the longest time without progress seen.
+
+        With `back`, which says after how many seconds a process was back, half of it longer then.
+        """
         last, longest = began, 0.0
-        while (now := time.monotonic()) < began + seconds:
+        until = began + seconds
+        while (now := time.monotonic()) < until or (back is not None and not back.done()):
+            if back is not None and back.done():
+                until = max(until, began + back.result() + seconds / 2)
             # Nobody answers while gateway or store are away; that counts as no progress.
             with contextlib.suppress(httpx.HTTPError):
                 batch = await self._ask("GET", f"/batches/{self._batch['id']}")
