@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import math
 import shutil
 import tempfile
 import time
@@ -249,10 +250,13 @@ class _Bench:
         With `back`, which says after how many seconds a process was back, half of it longer then.
         """
         last, longest = began, 0.0
-        until = began + seconds
-        while (now := time.monotonic()) < until or (back is not None and not back.done()):
-            if back is not None and back.done():
-                until = max(until, began + back.result() + seconds / 2)
+
+        def watched() -> float:
+            if back is None:
+                return seconds
+            return max(seconds, back.result() + seconds / 2) if back.done() else math.inf
+
+        while (now := time.monotonic()) < began + watched():
             # Nobody answers while gateway or store are away; that counts as no progress.
             with contextlib.suppress(httpx.HTTPError):
                 batch = await self._ask("GET", f"/batches/{self._batch['id']}")
