@@ -10,6 +10,7 @@ import shutil
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from pathlib import Path
 
@@ -44,17 +45,18 @@ def main(
         again = f"make chaos SEED={first + number} ARGS='--rounds 1 --stack {name}"
         again += f" --round-seconds {round_seconds:g}'"
         _say(f"--- round {number + 1} on {name}; again with: {again}")
-        report = asyncio.run(_round(name, first + number, round_seconds))
-        if report is None:
-            failed.append(again)
+        found = asyncio.run(_round(name, first + number, round_seconds))
+        if isinstance(found, Report):
+            reports.append(found)
         else:
-            reports.append(report)
+            failed.append(f"{found}; again with: {again}")
         number += 1
     _sum_up(reports, failed)
     sys.exit(1 if failed else 0)
 
 
-async def _round(name: str, seed: int, seconds: float) -> Report | None:
+async def _round(name: str, seed: int, seconds: float) -> Report | str:
+    """Play one round; return its report, or in a few words why it failed."""
     folder = Path(tempfile.mkdtemp(prefix=f"nightshift-chaos-{seed}-"))
     system = STACKS[name](folder, SETTINGS)
     try:
@@ -66,18 +68,18 @@ async def _round(name: str, seed: int, seconds: float) -> Report | None:
             await system.close()
         if not isinstance(fault, Exception):
             raise
-        _say("".join(_text(fault)))
+        _say("".join(traceback.format_exception(fault)))
         _say(f"kept in {folder}")
-        return None
+        return _cause(fault)
     shutil.rmtree(folder)
     _say(str(report))
     return report
 
 
-def _text(fault: Exception) -> list[str]:
-    import traceback
-
-    return traceback.format_exception(fault)
+def _cause(fault: BaseException) -> str:
+    while isinstance(fault, BaseExceptionGroup):
+        fault = fault.exceptions[0]
+    return f"{type(fault).__name__}: {fault}".partition("\n")[0][:300]
 
 
 def _sum_up(reports: list[Report], failed: list[str]) -> None:
@@ -94,11 +96,11 @@ def _sum_up(reports: list[Report], failed: list[str]) -> None:
     for what, count in sorted(made.items()):
         print(f"  {count:5} {what}")
     print(f"lines checked: {sum(account.lines for account in accounts)}")
-    print("lines lost or duplicated: 0" if not failed else "lines lost or duplicated: see above")
+    print("lines lost or duplicated in these rounds: 0")
     share = twice / executed if executed else 0.0
     print(f"lines executed more than once: {twice} of {executed} ({share:.2%})")
-    for again in failed:
-        print(f"failed: {again}")
+    for why in failed:
+        print(f"failed: {why}")
 
 
 def _say(text: str) -> None:
