@@ -18,7 +18,6 @@ _ON_BOTH = (
     "test_away",
     "test_ending",
     "test_events",
-    "test_explained",
     "test_file_expiry",
     "test_finalizing",
     "test_leadership",
@@ -29,15 +28,19 @@ _ON_BOTH = (
     "test_sweeping",
     "test_upload_expiry",
     "test_webhook_deliveries",
-    "test_webhook_endpoints",
     "test_whole_path",
     "test_window",
 )
 
 
+# They measure this process, and take long.
+_ON_ONE = ("test_memory_does_not_grow_with_the_results",)
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run the tests of these modules on both databases."""
-    if metafunc.module.__name__.rpartition(".")[2] in _ON_BOTH:
+    on_both = metafunc.module.__name__.rpartition(".")[2] in _ON_BOTH
+    if on_both and metafunc.function.__name__ not in _ON_ONE:
         metafunc.parametrize("database", ["sqlite", "postgresql"], indirect=True)
 
 
