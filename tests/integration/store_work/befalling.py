@@ -12,13 +12,15 @@ import sqlalchemy as sa
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine
 
-from services.kit.errors import UnavailableError
+from services.kit.errors import StaleTermError, UnavailableError
 from services.store.models import batches as batch_rows
 from tests.integration.store_work.crashing import Fleet, Gate, Ground, Member
+from tests.integration.store_work.harness import TTL_MS
 from tests.integration.store_work.loop_ops import AllOps
 from tests.integration.store_work.ops import Check, Op
 
 _MOST_FROZEN = 3
+_DAY_MS = 24 * 3_600_000
 _TERMINAL = ("completed", "failed", "expired", "cancelled")
 
 #: What befalls an op: nothing, mostly; or one of its places, by number.
@@ -149,8 +151,10 @@ class Befalling(RuleBasedStateMachine):
         frozen.gate.open.set()
         answer = self.run(frozen.task)
         waited_ms = self.fleet.now_ms() - frozen.since_ms
-        if isinstance(answer, UnavailableError) and waited_ms >= 24 * 3_600_000:
-            # What it had announced was given up meanwhile: the client is told to try again.
+        gave_up = isinstance(answer, UnavailableError) and waited_ms >= _DAY_MS
+        if gave_up or (isinstance(answer, StaleTermError) and waited_ms >= TTL_MS):
+            # What it had announced was dropped meanwhile, or its leadership had run out: the
+            # client is told to try again, and nothing has happened.
             assert frozen.check is None
             return
         self._finish(frozen.op, frozen.member, answer, frozen.check)

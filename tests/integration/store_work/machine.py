@@ -77,6 +77,11 @@ class StoreMachine(Befalling):
         if sure:
             self.do(self.ops.cancel(self.batch(pick)), which, fate)
 
+    @precondition(lambda self: self.finalizing())
+    @rule(which=STORE, fate=FATE)
+    def cancel_at_the_last_moment(self, which: int, fate: Fate) -> None:
+        self.do(self.ops.cancel(self.finalizing()[0]), which, fate)
+
     @precondition(lambda self: self.model.files)
     @rule(pick=PICK, which=STORE, fate=FATE)
     def delete_input(self, pick: int, which: int, fate: Fate) -> None:
@@ -96,6 +101,16 @@ class StoreMachine(Befalling):
         self.do(self.ops.reclaim(), which, fate)
 
     @precondition(lambda self: self.ops.messages)
+    @rule(seconds=st.sampled_from([16.0, 9.0, 3.0]), which=STORE, executor=EXECUTOR)
+    def wait_and_reconcile(self, seconds: float, which: int, executor: str) -> None:
+        """As time goes by with a scheduler and executors that go on."""
+        self.fleet.clock.advance(seconds)
+        before = len(self.ops.messages)
+        self.do(self.ops.reclaim(), which)
+        for message in self.ops.messages[before:]:
+            self.do(self.ops.deliver(message, executor, 1), which)
+
+    @precondition(lambda self: self.ops.messages)
     @rule(pick=PICK, executor=EXECUTOR, again=st.booleans(), which=STORE, fate=FATE)
     def deliver(self, pick: int, executor: str, again: bool, which: int, fate: Fate) -> None:
         messages = self.ops.messages[::-1]
@@ -105,7 +120,7 @@ class StoreMachine(Befalling):
     @precondition(lambda self: self.ops.attempts)
     @rule(
         pick=PICK,
-        some=st.lists(st.integers(0, 8), max_size=4),
+        some=st.just([]) | st.lists(st.integers(0, 8), max_size=4),
         failed=st.booleans(),
         big=st.booleans(),
         which=STORE,
@@ -156,7 +171,7 @@ class StoreMachine(Befalling):
         if sure:
             self.restart(self.fleet.members[which % len(self.fleet.members)])
 
-    @rule(seconds=st.sampled_from([0.5, 1.0, 2.0, 6.0, 16.0]))
+    @rule(seconds=st.sampled_from([0.5, 1.0, 2.0, 6.0, 9.0, 16.0]))
     def wait(self, seconds: float) -> None:
         self.fleet.clock.advance(seconds)
 
@@ -175,6 +190,10 @@ class StoreMachine(Befalling):
     def known(self) -> list[Batch]:
         """Batches whose creation was answered."""
         return [batch for batch in self.model.batches if batch.id]
+
+    def finalizing(self) -> list[Batch]:
+        """Those that are sealed, and not cancelled."""
+        return [each for each in self.known() if each.status is BatchStatus.FINALIZING]
 
     def batch(self, pick: int) -> Batch:
         """One of them, the youngest first."""

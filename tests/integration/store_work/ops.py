@@ -10,7 +10,13 @@ from typing import Any
 
 from protos.nightshift.v1 import batches_pb2, dispatch_pb2, files_pb2, work_pb2
 from services.kit import rpc
-from services.kit.errors import ConflictError, NightshiftError, NotFoundError, UnavailableError
+from services.kit.errors import (
+    ConflictError,
+    InternalError,
+    NightshiftError,
+    NotFoundError,
+    UnavailableError,
+)
 from services.store.domain.state import BatchStatus
 from tests.integration.store_work.crashing import Fleet, Member
 from tests.integration.store_work.harness import Store, frame, ranges_of
@@ -50,6 +56,8 @@ class Op:
         try:
             with our_errors():
                 return await self.call(member.store)
+        except InternalError:
+            raise
         except NightshiftError as refusal:
             return refusal
 
