@@ -22,6 +22,7 @@ _ON_BOTH = (
     "test_finalizing",
     "test_leadership",
     "test_mixed",
+    "test_odd_text",
     "test_quarantine",
     "test_reclaim",
     "test_results",
