@@ -163,6 +163,10 @@ def _check_all(view: View, settings: StoreSettings, report: Report, *, deep: boo
         rest_check.check_webhooks(view, kind)
     with report.kind("keys") as kind:
         rest_check.check_keys(view, kind)
+    with report.kind("projects") as kind:
+        rest_check.check_projects(view, kind)
+    with report.kind("holds") as kind:
+        rest_check.check_holds(view, kind)
     return report.faults
 
 

@@ -4,9 +4,14 @@ A backup takes one, then its snapshot of the rows, then copies what these name: 
 meanwhile stays until the hold is released, or its time is up.
 """
 
+from typing import Final
+
 import sqlalchemy as sa
 
 from services.store.models import sweep_holds
+
+HOLD_MS: Final = 300_000
+"""So long at most blobs are kept for nothing after whoever held them was killed."""
 
 
 def hold(connection: sa.Connection, hold_id: str, until_ms: int) -> None:

@@ -16,8 +16,6 @@ from services.store.database import Database
 
 _log = get_logger(__name__)
 
-_HOLD_MS: Final = 300_000
-"""So long at most blobs are kept for nothing after whoever held them was killed."""
 _RENEW_SECONDS: Final = 30.0
 
 
@@ -62,6 +60,6 @@ class Hold:
 
     async def _move(self) -> None:
         def hold(connection: sa.Connection) -> None:
-            holds_repo.hold(connection, self._id, now_ms(connection) + _HOLD_MS)
+            holds_repo.hold(connection, self._id, now_ms(connection) + holds_repo.HOLD_MS)
 
         await self._db.write("backup.hold", hold)

@@ -16,9 +16,18 @@ from services.store.checkup.view import View
 from services.store.domain import statement, webhooks
 from services.store.domain.fault import Fault
 from services.store.domain.state import BatchStatus
+from services.store.holds_repo import HOLD_MS
 from services.store.key_tables import api_keys, idempotency_keys
 from services.store.leadership_repo import MAX_TTL_MS
-from services.store.models import batches, files, leadership, outbox
+from services.store.models import (
+    batch_engines,
+    batches,
+    files,
+    leadership,
+    outbox,
+    projects,
+    sweep_holds,
+)
 from services.store.webhook_tables import PENDING, deliveries, webhook_endpoints
 
 Row = sa.Row[*tuple[Any, ...]]
@@ -211,6 +220,58 @@ def check_keys(view: View, kind: Kind) -> None:
                     what="was made under an idempotency key, and is not there",
                     mend=_BY_HAND,
                     sql=statement.delete("idempotency_keys", object_id=object_id),
+                )
+            )
+
+
+def check_projects(view: View, kind: Kind) -> None:
+    """Check quotas, and that what is noted of engines is of the project whose batch they ran."""
+    with view.snapshot() as connection:
+        kind.count("projects", connection.scalar(sa.select(sa.func.count(projects.c.id))) or 0)
+        for row in connection.execute(
+            sa.select(projects.c.id, projects.c.quota_bytes).where(projects.c.quota_bytes < 0)
+        ):
+            kind.add(
+                Fault(
+                    subject=row.id,
+                    what=f"has a quota of {row.quota_bytes} bytes: nothing can be uploaded",
+                    mend=f"Run `nightshift projects set-quota {row.id} default`, or the statement.",
+                    sql=statement.update("projects", {"id": row.id}, quota_bytes=None),
+                )
+            )
+        strange = (
+            sa.select(batch_engines.c.batch_id, batch_engines.c.project_id)
+            .join(batches, batches.c.id == batch_engines.c.batch_id)
+            .where(batch_engines.c.project_id != batches.c.project_id)
+            .distinct()
+        )
+        for row in connection.execute(strange):
+            kind.add(
+                Fault(
+                    subject=row.batch_id,
+                    what=f"ran on engines that are noted for project {row.project_id}, not its own",
+                    mend=_BY_HAND + " Only what is told of the engines that ran it is lost.",
+                    sql=statement.delete("batch_engines", **row._asdict()),
+                )
+            )
+
+
+def check_holds(view: View, kind: Kind) -> None:
+    """Check that blobs which nothing names can be deleted, soon."""
+    now_ms = int(time.time() * 1000)
+    with view.snapshot() as connection:
+        rows = connection.execute(sa.select(sweep_holds)).all()
+    for row in rows:
+        kind.count("standing", int(row.until_ms > now_ms))
+        if row.until_ms > now_ms + HOLD_MS + _CLOCK_SLACK_MS:
+            ahead = (row.until_ms - now_ms) // 1000
+            kind.add(
+                Fault(
+                    subject=f"hold {row.id}",
+                    what=f"keeps every blob for {ahead} s more: nothing leaves the disk or the"
+                    " bucket. Did the clock jump while a backup was taken?",
+                    mend=_BY_HAND,
+                    sql=statement.delete("sweep_holds", id=row.id),
                 )
             )
 

@@ -289,6 +289,13 @@ FAR = 4_000_000_000_000
         (f"UPDATE leadership SET until_ms = {FAR}", "leadership", "no other can lead"),
         ("UPDATE outbox SET payload = X'FF'", "outbox", "cannot be told"),
         ("UPDATE sqlite_sequence SET seq = 0 WHERE name = 'outbox'", "outbox", "beyond the last"),
+        ("UPDATE projects SET quota_bytes = -1", "projects", "a quota of -1 bytes"),
+        (f"INSERT INTO sweep_holds VALUES ('h', {FAR})", "holds", "keeps every blob for"),
+        (
+            "INSERT INTO batch_engines VALUES (:open, 'p', 'r', 'other', 1)",
+            "projects",
+            "noted for project other",
+        ),
         (
             "INSERT INTO idempotency_keys VALUES ('default', 'k', 'f', 'batch_gone', 1)",
             "keys",
