@@ -168,7 +168,8 @@ class S3Blobs(Blobs):
         self._ending.discard(writing)
         error = None if writing.cancelled() else writing.exception()
         if error is not None and not isinstance(error, _GivenUpError):
-            _log.warning("upload_not_aborted", hint="a lifecycle rule of the bucket removes it")
+            # The library has tried to abort it, and does not say whether that went well.
+            _log.warning("upload_perhaps_left", hint="a lifecycle rule of the bucket removes it")
 
     # --- the rest -------------------------------------------------------------------------------
 

@@ -276,6 +276,23 @@ async def test_a_long_fault_says_to_come_back_and_is_no_missing_blob(
     await blobs.put("test.step", lost, b"again")
 
 
+@pytest.mark.parametrize(
+    "fault",
+    [Fault(method="PUT", query="partNumber=2"), Fault(method="POST", query="uploadId")],
+    ids=["part", "completion"],
+)
+async def test_an_upload_that_fails_half_way_is_aborted(
+    remote: tuple[Blobs, S3Server], fault: Fault
+) -> None:
+    blobs, server = remote
+    server.fault(fault)
+    with pytest.raises(UnavailableError):
+        await blobs.put("test.step", new_name(), pieces(os.urandom(4 * PART_BYTES)))
+    await blobs.close()
+    assert server.objects() == {}
+    assert server.unfinished() == []
+
+
 async def test_a_server_that_is_away_for_a_moment(
     bucket: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
