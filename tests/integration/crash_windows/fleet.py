@@ -1,7 +1,7 @@
-"""A small whole system, of which an executor or a scheduler dies or stands still at a named place.
+"""A small whole system, of which executors or schedulers die or stand still at named places.
 
 What dies is started again, as `up` does; beside what stands still another one of its kind begins,
-and at the end the first one goes on where it stood.
+and in the end all of them go on where they stood.
 """
 
 import asyncio
@@ -82,23 +82,30 @@ class Fleet:
     def begin(self) -> None:
         """Start a scheduler and an executor, one of which is armed."""
         for kind in ("scheduler", "executor"):
-            process = self._process(kind, f"{kind}-0")
-            if kind == self._kind:
-                process.environment |= {
-                    "NIGHTSHIFT_FAILPOINTS": ";".join(
-                        f"{each}={self._action}" for each in self._places
-                    ),
-                    "NIGHTSHIFT_FAILPOINTS_DIR": str(self._reached),
-                }
-            self._running[f"{kind}-0"] = process
-            process.start()
+            self._add(kind)
         guard = self._start_again() if self._action == "kill" else self._take_over()
         self._guard = asyncio.create_task(guard)
 
     @property
+    def armed_name(self) -> str:
+        """The name of the process that comes to the places now."""
+        return max(
+            (name for name in self._running if name.startswith(self._kind)),
+            key=lambda name: int(name.rpartition("-")[2]),
+        )
+
+    @property
     def armed(self) -> Copied:
-        """The process that comes to the places."""
-        return self._running[f"{self._kind}-0"]
+        """The process that comes to the places now."""
+        return self._running[self.armed_name]
+
+    async def tell_to_stop(self) -> None:
+        """Send the armed process a SIGTERM, and wait until it stands still or is started again."""
+        process, pid = self.armed, self.armed.pid
+        process.send(signal.SIGTERM)
+        await self.until(lambda: process.frozen or process.pid != pid)
+        if self._action == "freeze":
+            await self.until(lambda: self.armed is not process)
 
     @property
     def reached(self) -> bool:
@@ -143,15 +150,16 @@ class Fleet:
 
         return await eventually(holds, within_seconds=WITHIN_SECONDS, every_seconds=0.05)
 
-    def open_attempts(self, executor: str) -> int:
-        """How many attempts of an executor are open, as the store's rows say."""
+    def holds_work(self) -> int:
+        """How many attempts the armed executor has, as the store's rows say."""
         return self._count(
-            "SELECT count(*) FROM attempts WHERE executor_id = ? AND closed_ms IS NULL", executor
+            "SELECT count(*) FROM attempts WHERE executor_id = ? AND closed_ms IS NULL",
+            self.armed_name,
         )
 
     def leads(self) -> int:
-        """Whether the first scheduler leads, as the store's rows say."""
-        return self._count("SELECT count(*) FROM leadership WHERE holder = ?", "scheduler-0")
+        """Whether the armed scheduler leads, as the store's rows say."""
+        return self._count("SELECT count(*) FROM leadership WHERE holder = ?", self.armed_name)
 
     def _count(self, query: str, *values: str) -> int:
         with sqlite3.connect(self.data / "nightshift.db") as rows:
@@ -165,6 +173,20 @@ class Fleet:
         self.nats.start()
 
     # --- what happens meanwhile ------------------------------------------------------------------
+
+    def _add(self, kind: str) -> None:
+        name = f"{kind}-{sum(one.startswith(kind) for one in self._running)}"
+        process = self._process(kind, name)
+        if kind == self._kind:
+            # A place acts once, whichever process comes there first.
+            process.environment |= {
+                "NIGHTSHIFT_FAILPOINTS": ";".join(
+                    f"{each}={self._action}" for each in self._places
+                ),
+                "NIGHTSHIFT_FAILPOINTS_DIR": str(self._reached),
+            }
+        self._running[name] = process
+        process.start()
 
     def _process(self, kind: str, name: str) -> Copied:
         own = {
@@ -188,7 +210,7 @@ class Fleet:
         shared = {
             "NIGHTSHIFT_NATS_URL": self.nats.url,
             "NIGHTSHIFT_SECRET_FILE": str(self.data / "secret"),
-            "NIGHTSHIFT_LOG_LEVEL": "INFO",
+            "NIGHTSHIFT_LOG_LEVEL": "WARNING",
         }
         return Copied(
             self._template,
@@ -207,13 +229,11 @@ class Fleet:
             await asyncio.sleep(0.02)
 
     async def _take_over(self) -> None:
-        """Start another one of its kind once the armed one stands still."""
-        await eventually(
-            lambda: self.armed.frozen, within_seconds=WITHIN_SECONDS, every_seconds=0.02
-        )
-        other = self._process(self._kind, f"{self._kind}-1")
-        self._running[f"{self._kind}-1"] = other
-        other.start()
+        """Start another one of its kind whenever the armed one stands still."""
+        while True:
+            if self.armed.frozen:
+                self._add(self._kind)
+            await asyncio.sleep(0.02)
 
     # --- the end ---------------------------------------------------------------------------------
 
@@ -225,7 +245,8 @@ class Fleet:
             for batch_id in list(self._batches):
                 await self.completed(batch_id)
                 await self._check(batch_id)
-            self.armed.send(signal.SIGCONT)
+            for process in self._running.values():
+                process.send(signal.SIGCONT)
             # Whoever is there now works; what came back does no harm.
             await self.completed(await self.batch(20))
             await self._stop()
@@ -286,33 +307,31 @@ class Stories:
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
-        self._all: dict[str, Story] = {}
+        self._all: dict[str, tuple[Story, tuple[str, ...]]] = {}
 
     def windows(self, *steps: str) -> Callable[[Story], Story]:
-        """Tell this story of each step, for a process that dies there and one that stops there."""
+        """Tell this story with processes that die at these steps, and with some that stop there."""
 
         def add(story: Story) -> Story:
-            self._all |= dict.fromkeys(steps, story)
+            places = tuple(f"{step}:{at}" for step in steps for at in ("before", "after"))
+            self._all[story.__name__] = (story, places)
             return story
 
         return add
 
-    def to_kill(self) -> list[str]:
-        """The steps to die at."""
+    def names(self) -> list[str]:
+        """The names of the stories."""
         return list(self._all)
 
-    def to_freeze(self) -> list[str]:
-        """The places to stand still at."""
-        return [f"{step}:{at}" for step in self._all for at in ("before", "after")]
+    async def killed(self, name: str, template: Template, folder: Path) -> None:
+        """Tell a story at whose places processes die, one after the other."""
+        await self._tell(name, "kill", template, folder)
 
-    async def killed(self, step: str, template: Template, folder: Path) -> None:
-        """Tell the story of a step at whose places the process dies, one after the other."""
-        places = (f"{step}:before", f"{step}:after")
-        fleet = Fleet(template, folder, kind=self._kind, action="kill", places=places)
-        await fleet.play(self._all[step])
+    async def frozen(self, name: str, template: Template, folder: Path) -> None:
+        """Tell a story at whose places processes stand still, one after the other."""
+        await self._tell(name, "freeze", template, folder)
 
-    async def frozen(self, place: str, template: Template, folder: Path) -> None:
-        """Tell the story of a place at which the process stands still."""
-        story = self._all[place.partition(":")[0]]
-        fleet = Fleet(template, folder, kind=self._kind, action="freeze", places=(place,))
+    async def _tell(self, name: str, action: str, template: Template, folder: Path) -> None:
+        story, places = self._all[name]
+        fleet = Fleet(template, folder, kind=self._kind, action=action, places=places)
         await fleet.play(story)

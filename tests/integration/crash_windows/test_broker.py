@@ -10,13 +10,13 @@ from nats.js import api
 from protos.nightshift.v1 import dispatch_pb2
 from services.kit import bus
 from tests.integration.crash_windows import hands
-from tests.integration.crash_windows.backings import postgres, shared
+from tests.integration.crash_windows.backings import migrated_database, postgres, shared
 from tests.integration.crash_windows.stories import Stories
 from tests.integration.crash_windows.world import Backing, Check, World
 from tests.kit.nats_server import NatsServer
 from tests.kit.template import Template, template
 
-__all__ = ["postgres", "shared", "template"]
+__all__ = ["migrated_database", "postgres", "shared", "template"]
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -112,11 +112,11 @@ async def stands(world: World, server: NatsServer) -> None:
         await client.close()
 
 
-@pytest.mark.parametrize("step", stories.to_kill())
-async def test_killed(step: str, template: Template, tmp_path: Path) -> None:
-    await stories.killed(step, template, tmp_path)
+@pytest.mark.parametrize("name", stories.names())
+async def test_killed(name: str, template: Template, tmp_path: Path) -> None:
+    await stories.killed(name, template, tmp_path)
 
 
-@pytest.mark.parametrize("place", stories.to_freeze())
-async def test_frozen(place: str, template: Template, tmp_path: Path, shared: Backing) -> None:
-    await stories.frozen(place, template, tmp_path, shared)
+@pytest.mark.parametrize("name", stories.names())
+async def test_frozen(name: str, template: Template, tmp_path: Path, shared: Backing) -> None:
+    await stories.frozen(name, template, tmp_path, shared)

@@ -1,5 +1,6 @@
 """`up` dies, or stands still, at each step of the files that it keeps in its directory."""
 
+import contextlib
 import signal
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import psutil
 import pytest
 
 from services.cli.datadir import OWNER_VARIABLE, DataDir, DataDirError, DataDirInUseError
-from tests.integration.crash_windows.stories import freezes, kills
+from tests.integration.crash_windows.stories import BOTH, armed, freezes, kills
 from tests.kit.eventually import eventually
 from tests.kit.template import Copied, Template, template
 from tests.kit.up import RunningUp
@@ -19,8 +20,8 @@ pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(120)]
 WITHIN_SECONDS = 40.0
 
 
-def user(template: Template, folder: Path, place: str, action: str) -> Copied:
-    """A process that takes the directory and dies, or stops, at a place."""
+def user(template: Template, folder: Path, step: str, action: str) -> Copied:
+    """A process that takes the directory and dies, or stops, at the places of a step."""
     reached = folder / "reached"
     reached.mkdir()
     return Copied(
@@ -28,7 +29,7 @@ def user(template: Template, folder: Path, place: str, action: str) -> Copied:
         "tests.integration.crash_windows.directory_user",
         {
             "NIGHTSHIFT_TEST_DIRECTORY": str(folder / "data"),
-            "NIGHTSHIFT_FAILPOINTS": f"{place}={action}",
+            "NIGHTSHIFT_FAILPOINTS": armed(step, action),
             "NIGHTSHIFT_FAILPOINTS_DIR": str(reached),
         },
         folder / "log",
@@ -44,34 +45,37 @@ def check_whole(data: DataDir) -> None:
 
 
 @kills("up.secret", "up.nats_config", "up.addresses", "up.pid", "up.forget_pid")
-async def test_killed(place: str, template: Template, tmp_path: Path) -> None:
+async def test_killed(step: str, template: Template, tmp_path: Path) -> None:
     data = DataDir(tmp_path / "data")
-    process = user(template, tmp_path, place, "kill")
-    process.start()
-    await eventually(lambda: not process.runs, within_seconds=WITHIN_SECONDS)
-    assert (tmp_path / "reached" / place).exists(), process.log()
-    try:
-        secret = data.read_secret()
-    except DataDirError:
-        secret = None
-    process.start()
-    await eventually(lambda: not process.runs, within_seconds=WITHIN_SECONDS)
+    process = user(template, tmp_path, step, "kill")
+    secrets = set()
+    for at in (*BOTH, None):
+        process.start()
+        await eventually(lambda: not process.runs, within_seconds=WITHIN_SECONDS)
+        assert at is None or (tmp_path / "reached" / f"{step}:{at}").exists(), process.log()
+        with contextlib.suppress(DataDirError):
+            secrets.add(data.read_secret())
     check_whole(data)
-    assert secret in {None, data.read_secret()}
+    assert secrets == {data.read_secret()}
 
 
 @freezes("up.secret", "up.nats_config", "up.addresses", "up.pid", "up.forget_pid")
-async def test_frozen(place: str, template: Template, tmp_path: Path) -> None:
+async def test_frozen(step: str, template: Template, tmp_path: Path) -> None:
     data = DataDir(tmp_path / "data")
-    process = user(template, tmp_path, place, "freeze")
+    process = user(template, tmp_path, step, "freeze")
     process.start()
     try:
-        await eventually(lambda: process.frozen, within_seconds=WITHIN_SECONDS)
-        # Another `up` is told who has it, and changes nothing.
-        with pytest.raises(DataDirInUseError, match=str(process.pid)), data.locked():
-            pass
-        assert set(data.pids()) <= {process.pid}
-        process.send(signal.SIGCONT)
+        for at in BOTH:
+            place = tmp_path / "reached" / f"{step}:{at}"
+            await eventually(
+                lambda place=place: place.exists() and process.frozen,  # type: ignore[misc]  # bound now
+                within_seconds=WITHIN_SECONDS,
+            )
+            # Another `up` is told who has it, and changes nothing.
+            with pytest.raises(DataDirInUseError, match=str(process.pid)), data.locked():
+                pass
+            assert set(data.pids()) <= {process.pid}
+            process.send(signal.SIGCONT)
         await eventually(lambda: not process.runs, within_seconds=WITHIN_SECONDS)
     finally:
         await process.kill()

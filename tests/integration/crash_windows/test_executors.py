@@ -1,6 +1,5 @@
 """An executor dies, or stands still, at each step between a message and the store's word on it."""
 
-import signal
 from pathlib import Path
 
 import pytest
@@ -15,12 +14,20 @@ pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(180)]
 stories = Stories("executor")
 
 
-@stories.windows(
-    "store.register", "beat.put", "room.say", "message.ask", "store.open", "engine.submit",
-    "results.send", "results.acknowledged", "message.ack",
-)  # fmt: skip
+@stories.windows("store.register", "beat.put", "room.say", "message.ask", "store.open")
+async def begin(fleet: Fleet) -> None:
+    """Lines of an executor that is lost before it has any run elsewhere."""
+    await work(fleet)
+
+
+@stories.windows("engine.submit", "results.send", "results.acknowledged", "message.ack")
+async def run(fleet: Fleet) -> None:
+    """What an executor had sent before it was lost counts once; the rest runs elsewhere."""
+    await work(fleet)
+
+
 async def work(fleet: Fleet) -> None:
-    """Lines of an executor that is lost run elsewhere; what it had sent counts once."""
+    """Run batches until processes have died or stopped at all places."""
     await fleet.open()
     fleet.begin()
     await fleet.completed(await fleet.batch(80))
@@ -33,9 +40,8 @@ async def slow_work(fleet: Fleet) -> None:
     """The same while lines run for longer than a beat."""
     await fleet.open()
     fleet.begin()
-    batch_id = await fleet.batch(4, delay_ms=1_500)
-    await fleet.until(lambda: fleet.reached)
-    await fleet.completed(batch_id)
+    while not fleet.reached:
+        await fleet.completed(await fleet.batch(4, delay_ms=1_500))
 
 
 @stories.windows("store.report_death")
@@ -43,9 +49,8 @@ async def death(fleet: Fleet) -> None:
     """A line that ends its engine is put apart, whether or not its executor lives to tell."""
     await fleet.open()
     fleet.begin()
-    batch_id = await fleet.batch(8, first={"crash": 3}, delay_ms=50)
-    await fleet.until(lambda: fleet.reached)
-    await fleet.completed(batch_id)
+    while not fleet.reached:
+        await fleet.completed(await fleet.batch(8, first={"crash": 2}, delay_ms=50))
 
 
 @stories.windows("store.hand_back", "message.give_back", "beat.forget")
@@ -53,20 +58,18 @@ async def leaving(fleet: Fleet) -> None:
     """What is told to stop hands back what it holds; what it could not is found again."""
     await fleet.open()
     fleet.begin()
-    batch_id = await fleet.batch(4, delay_ms=1_000)
+    batch_id = await fleet.batch(4, delay_ms=5_000)
     while not fleet.reached:
-        await fleet.until(lambda: fleet.open_attempts("executor-0"))
-        pid = fleet.armed.pid
-        fleet.armed.send(signal.SIGTERM)
-        await fleet.until(lambda pid=pid: fleet.armed.frozen or fleet.armed.pid != pid)  # type: ignore[misc]  # bound now
+        await fleet.until(fleet.holds_work)
+        await fleet.tell_to_stop()
     await fleet.completed(batch_id)
 
 
-@pytest.mark.parametrize("step", stories.to_kill())
-async def test_killed(step: str, template: Template, tmp_path: Path) -> None:
-    await stories.killed(step, template, tmp_path)
+@pytest.mark.parametrize("name", stories.names())
+async def test_killed(name: str, template: Template, tmp_path: Path) -> None:
+    await stories.killed(name, template, tmp_path)
 
 
-@pytest.mark.parametrize("place", stories.to_freeze())
-async def test_frozen(place: str, template: Template, tmp_path: Path) -> None:
-    await stories.frozen(place, template, tmp_path)
+@pytest.mark.parametrize("name", stories.names())
+async def test_frozen(name: str, template: Template, tmp_path: Path) -> None:
+    await stories.frozen(name, template, tmp_path)

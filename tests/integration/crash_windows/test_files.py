@@ -7,14 +7,14 @@ import pytest
 
 from protos.nightshift.v1 import files_pb2
 from services.kit.errors import InvalidRequestError, NotFoundError
-from tests.integration.crash_windows.backings import postgres, shared
+from tests.integration.crash_windows.backings import migrated_database, postgres, shared
 from tests.integration.crash_windows.stories import Stories
 from tests.integration.crash_windows.world import Asker, Backing, Check, World
 from tests.kit import uploads
 from tests.kit.store import chat_line, our_errors
 from tests.kit.template import Template, template
 
-__all__ = ["postgres", "shared", "template"]
+__all__ = ["migrated_database", "postgres", "shared", "template"]
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -168,11 +168,11 @@ async def what_has_grown_old(world: World) -> Check:
     return check
 
 
-@pytest.mark.parametrize("step", stories.to_kill())
-async def test_killed(step: str, template: Template, tmp_path: Path) -> None:
-    await stories.killed(step, template, tmp_path)
+@pytest.mark.parametrize("name", stories.names())
+async def test_killed(name: str, template: Template, tmp_path: Path) -> None:
+    await stories.killed(name, template, tmp_path)
 
 
-@pytest.mark.parametrize("place", stories.to_freeze())
-async def test_frozen(place: str, template: Template, tmp_path: Path, shared: Backing) -> None:
-    await stories.frozen(place, template, tmp_path, shared)
+@pytest.mark.parametrize("name", stories.names())
+async def test_frozen(name: str, template: Template, tmp_path: Path, shared: Backing) -> None:
+    await stories.frozen(name, template, tmp_path, shared)

@@ -25,9 +25,8 @@ async def work(fleet: Fleet) -> None:
     """A chunk that was cut and never published is found; who was leader once does no harm."""
     await fleet.open()
     fleet.begin()
-    batch_id = await fleet.batch(80)
-    await fleet.until(lambda: fleet.reached)
-    await fleet.completed(batch_id)
+    while not fleet.reached:
+        await fleet.completed(await fleet.batch(80))
 
 
 @stories.windows("stream.remove", "consumer.make_anew")
@@ -56,17 +55,15 @@ async def leaving(fleet: Fleet) -> None:
     batch_id = await fleet.batch(20, delay_ms=200)
     while not fleet.reached:
         await fleet.until(fleet.leads)
-        pid = fleet.armed.pid
-        fleet.armed.send(signal.SIGTERM)
-        await fleet.until(lambda pid=pid: fleet.armed.frozen or fleet.armed.pid != pid)  # type: ignore[misc]  # bound now
+        await fleet.tell_to_stop()
     await fleet.completed(batch_id)
 
 
-@pytest.mark.parametrize("step", stories.to_kill())
-async def test_killed(step: str, template: Template, tmp_path: Path) -> None:
-    await stories.killed(step, template, tmp_path)
+@pytest.mark.parametrize("name", stories.names())
+async def test_killed(name: str, template: Template, tmp_path: Path) -> None:
+    await stories.killed(name, template, tmp_path)
 
 
-@pytest.mark.parametrize("place", stories.to_freeze())
-async def test_frozen(place: str, template: Template, tmp_path: Path) -> None:
-    await stories.frozen(place, template, tmp_path)
+@pytest.mark.parametrize("name", stories.names())
+async def test_frozen(name: str, template: Template, tmp_path: Path) -> None:
+    await stories.frozen(name, template, tmp_path)

@@ -7,13 +7,13 @@ import pytest
 
 from protos.nightshift.v1 import batches_pb2
 from tests.integration.crash_windows import hands
-from tests.integration.crash_windows.backings import postgres, shared
+from tests.integration.crash_windows.backings import empty, postgres
 from tests.integration.crash_windows.stories import Stories
 from tests.integration.crash_windows.world import Backing, Check, World
 from tests.kit.store import chat_line
 from tests.kit.template import Template, template
 
-__all__ = ["postgres", "shared", "template"]
+__all__ = ["empty", "postgres", "template"]
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -36,14 +36,14 @@ async def first_start(world: World) -> Check:
     return check
 
 
-@pytest.mark.parametrize("step", stories.to_kill())
-async def test_killed(step: str, template: Template, tmp_path: Path) -> None:
-    await stories.killed(step, template, tmp_path)
+@pytest.mark.parametrize("name", stories.names())
+async def test_killed(name: str, template: Template, tmp_path: Path) -> None:
+    await stories.killed(name, template, tmp_path)
 
 
-@pytest.mark.parametrize("place", stories.to_freeze())
-async def test_frozen(place: str, template: Template, tmp_path: Path, shared: Backing) -> None:
-    await stories.frozen(place, template, tmp_path, shared)
+@pytest.mark.parametrize("name", stories.names())
+async def test_frozen(name: str, template: Template, tmp_path: Path, empty: Backing) -> None:
+    await stories.frozen(name, template, tmp_path, empty)
 
 
 # --- what ends every store that touches it --------------------------------------------------------
@@ -54,6 +54,7 @@ async def test_end_files_that_end_their_store_take_no_other_batch_with_them(
 ) -> None:
     # Only a batch with both files announces a second part.
     world = World(template, tmp_path, action="kill", places=("finalize.announce:before",))
+    world.constants["services.store.domain.patience._LONGEST_MS"] = 600_000
     try:
         await world.start()
         poison = await hands.new_batch(world)

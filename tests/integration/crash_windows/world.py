@@ -1,14 +1,19 @@
 """A store that dies or stands still at a named place, and a client that goes on as clients do.
 
-A story brings a store to a step. It is told twice: once each place of the step kills the store,
-which is started again, as `up` or an orchestrator would; once it is stopped there, another store on
-the same database and blobs takes over, and then the first one goes on where it stood.
+A story brings a store to some steps. It is told twice: once each of their places kills the store,
+which is started again, as `up` or an orchestrator would; once a store is stopped at each of them,
+the next one on the same database and blobs takes over, and in the end all of them go on where they
+stood.
 """
 
 import asyncio
+import atexit
+import functools
 import inspect
 import itertools
+import shutil
 import signal
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -23,7 +28,7 @@ from services.kit import rpc
 from services.kit.clock import ManualClock
 from services.kit.errors import NightshiftError, UnavailableError
 from services.kit.ids import uuid7_hex
-from services.store import doctor
+from services.store import doctor, migrate
 from services.store.blobs.local import LocalBlobs
 from services.store.context import Context
 from services.store.database import Database
@@ -124,6 +129,8 @@ class World:
         self.constants: dict[str, object] = {
             "services.store.finalizer._LEASE_MS": 1_500,
             "services.store.deliveries.LEASE_MS": 1_500,
+            # In a story the same work ends many stores.
+            "services.store.domain.patience._LONGEST_MS": 200,
         }
         self._action = action
         self._places = places
@@ -195,10 +202,10 @@ class World:
 
     async def start(self, armed: str = "") -> None:
         """Start the first store; `armed` places act each time they are passed."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._reached.mkdir(exist_ok=True)
-        self._members = [Member(self, "store-0")]
-        self.member.data.mkdir(exist_ok=True)
+        await self.start_nothing()
+        if not self.backing.several_stores and not (self.data / "nightshift.db").exists():
+            # Making the schema is a story of its own.
+            shutil.copy(migrated(), self.data / "nightshift.db")
         self.member.process.start({"NIGHTSHIFT_FAILPOINTS": armed})
         if not armed:
             await self.ready()
@@ -216,11 +223,12 @@ class World:
         if prepare is not None:
             prepare()
         self._armed = True
-        self.member.process.environment |= {
+        # A place acts once, whichever store comes there first.
+        self.environment |= {
             "NIGHTSHIFT_FAILPOINTS": ";".join(f"{each}={self._action}" for each in self._places),
             "NIGHTSHIFT_FAILPOINTS_DIR": str(self._reached),
-            **self.environment,
         }
+        self.member.process.environment |= self.environment
         self.member.process.start()
         guard = self._start_again() if self._action == "kill" else self._take_over()
         self._guard = asyncio.create_task(guard)
@@ -264,6 +272,7 @@ class World:
         why: object = "it never answered"
         while loop.time() < deadline:
             self._check_guard()
+            self._moved.clear()
             moved = asyncio.create_task(self._moved.wait())
             asked = asyncio.ensure_future(call(self._asker(key)))
             await asyncio.wait(
@@ -275,7 +284,6 @@ class World:
             if not asked.done():
                 # The one who asked has no more patience; the call itself goes on.
                 self._stragglers.append(asked)
-                self._moved.clear()
                 continue
             try:
                 return asked.result()
@@ -331,14 +339,15 @@ class World:
             await asyncio.sleep(0.01)
 
     async def _take_over(self) -> None:
-        """Start another store once the first one stands still, and send everybody there."""
-        process = self.member.process
-        await eventually(lambda: process.frozen, within_seconds=WITHIN_SECONDS)
-        other = Member(self, "store-1")
-        other.data.mkdir()
-        other.process.start()
-        self._members.append(other)
-        self._moved.set()
+        """Start another store whenever the last one stands still, and send everybody there."""
+        while True:
+            if self.member.process.frozen:
+                other = Member(self, f"store-{len(self._members)}")
+                other.data.mkdir()
+                other.process.start()
+                self._members.append(other)
+                self._moved.set()
+            await asyncio.sleep(0.01)
 
     # --- the end ---------------------------------------------------------------------------------
 
@@ -364,15 +373,15 @@ class World:
             await self.close()
 
     async def _go_on(self) -> None:
-        """Let a store that stood still go on; what it had begun ends, one way or the other."""
-        if self._action != "freeze":
-            return
-        first = self._members[0].process
-        first.send(signal.SIGCONT)
+        """Let what stood still go on; what it had begun ends, one way or the other."""
+        *stood, _ = self._members
+        for member in stood:
+            member.process.send(signal.SIGCONT)
         done = await asyncio.gather(*self._stragglers, return_exceptions=True)
         for each in done:
             assert not isinstance(each, Exception) or isinstance(each, NightshiftError), each
-        await first.stop()
+        for member in stood:
+            await member.process.stop()
 
     async def _stop_guard(self) -> None:
         if self._guard is not None:
@@ -431,6 +440,24 @@ class World:
             db.close()
         assert {row.state for row in rows} <= {"live"}, rows
         return sorted(row.name for row in rows)
+
+
+@functools.cache
+def migrated() -> Path:
+    """Make an SQLite database without rows once."""
+    file = Path(tempfile.mkdtemp(prefix="nightshift-windows-")) / "nightshift.db"
+    atexit.register(shutil.rmtree, file.parent, ignore_errors=True)
+    migrate_now(f"sqlite:///{file}")
+    return file
+
+
+def migrate_now(url: str) -> None:
+    """Make the schema of a store."""
+    db = Database(url)
+    try:
+        migrate.upgrade(db.writer_engine, int(time.time()))
+    finally:
+        db.close()
 
 
 def driver_url(url: str) -> sa.URL:
