@@ -126,11 +126,11 @@ class BatchesServicer(batches_pb2_grpc.BatchesServicer):
     ) -> batches_pb2.CancelBatchResponse:
         """See batches.proto."""
         project_id = project_of(context)
-        now_ms = self._context.now_ms()
         row = await self._context.db.write(
             "batch.cancel",
+            # Its time is that of its commit: from then on executors have 2 s to flush.
             lambda connection: batches_repo.cancel(
-                connection, request.batch_id, project_id, now_ms
+                connection, request.batch_id, project_id, self._context.now_ms()
             ),
         )
         self._context.wake("outbox")

@@ -116,15 +116,19 @@ class Validator:
                 await self._give_up(row)
                 return
             found = await self._check(row)
-        now_ms = self._context.now_ms()
         if isinstance(found, batches_repo.Input):
             await self._context.db.write(
-                "batch.start", lambda connection: batches_repo.start(connection, row, found, now_ms)
+                "batch.start",
+                lambda connection: batches_repo.start(
+                    connection, row, found, self._context.now_ms()
+                ),
             )
         else:
             await self._context.db.write(
                 "batch.fail",
-                lambda connection: batches_repo.fail(connection, row.id, found, now_ms),
+                lambda connection: batches_repo.fail(
+                    connection, row.id, found, self._context.now_ms()
+                ),
             )
 
     async def _give_up(self, row: batches_repo.Row) -> None:
