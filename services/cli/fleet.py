@@ -91,6 +91,7 @@ class Fleet:
             **environment,
             "NIGHTSHIFT_SECRET_FILE": str(self._secret_file),
             "NIGHTSHIFT_NATS_URL": f"nats://{addresses.nats}",
+            "NIGHTSHIFT_NATS_REPLICAS": "1",
             "NIGHTSHIFT_DIE_WITH_PARENT": str(os.getpid()),
             OWNER_VARIABLE: str(data.root),
             # vLLM titles its processes; this keeps the variables of theirs readable.

@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from protos.nightshift.v1 import batches_pb2, batches_pb2_grpc, files_pb2, files_pb2_grpc
-from services.kit import channels, rpc
+from services.kit import channels, peers, rpc
 from services.kit.errors import UnavailableError
 from services.kit.interceptors import ErrorsInterceptor
 from tests.integration.kit import echo
@@ -183,12 +183,16 @@ async def test_a_stream_on_a_frozen_store_breaks(
 ) -> None:
     read = files_pb2_grpc.FilesStub(channel).ReadFile(files_pb2.ReadFileRequest())
     first = of(plants, (await read.read()).data.decode())
+
+    async def to_its_end() -> None:
+        while await read.read() is not grpc.aio.EOF:
+            pass
+
     first.send(signal.SIGSTOP)
     began = time.monotonic()
     try:
         with pytest.raises(grpc.aio.AioRpcError) as raised:
-            while await read.read() is not grpc.aio.EOF:
-                pass
+            await to_its_end()
         assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
         assert time.monotonic() - began < channels.SPREAD_KEEPALIVE_SECONDS + 3 + LOAD_SECONDS
     finally:
@@ -273,6 +277,43 @@ async def test_a_name_is_looked_up(plants: list[Plant]) -> None:
     port = plants[0].address.rpartition(":")[2]
     async with rpc.open_channel(f"localhost:{port},nowhere.invalid:{port}") as channel:
         assert await get(channel) == plants[0].address
+
+
+async def test_a_name_stands_for_all_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    stores = [echo.Raising(), echo.Raising()]
+    port = free_port()
+    servers = [
+        await echo.start(each, [ErrorsInterceptor()], f"127.0.0.{number}:{port}")
+        for number, each in enumerate(stores, 1)
+    ]
+    # The name server's answer, the one thing here that is not real.
+    answer = ["127.0.0.1", "127.0.0.2"]
+
+    async def looked_up(host: str, *_: object, **__: object) -> list[tuple[object, ...]]:
+        assert host == "stores.example"
+        return [(None, None, 0, "", (address, port)) for address in answer]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", looked_up)
+    monkeypatch.setattr(peers, "RESOLVE_SECONDS", 0.1)
+    async with rpc.open_channel(f"stores.example:{port}") as channel:
+
+        async def both() -> bool:
+            await asyncio.gather(*(echo.unary(channel) for _ in range(4)))
+            return all(each.calls.get("CreateBatch") for each in stores)
+
+        await eventually(both)
+        del answer[0]
+        calls = stores[0].calls["CreateBatch"]
+
+        async def only_the_other() -> bool:
+            nonlocal calls
+            before, calls = calls, stores[0].calls["CreateBatch"]
+            await asyncio.gather(*(echo.unary(channel) for _ in range(4)))
+            return stores[0].calls["CreateBatch"] == before
+
+        await eventually(only_the_other, every_seconds=0.1)
+    for server in servers:
+        await server.server.stop(0)
 
 
 @pytest.mark.parametrize("text", ["", ",", "store", ":1", "store:", "store:x", "a:1,b"])
