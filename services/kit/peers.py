@@ -217,6 +217,10 @@ class Peers:
                     self._set(peer, _state_of(answer))
             except grpc.aio.AioRpcError:
                 pass
+            except asyncio.CancelledError:
+                # grpcio raises this too when the other side cancelled.
+                if _is_cancelled():
+                    raise
             finally:
                 call.cancel()
             self._set(peer, State.LOST)
@@ -235,7 +239,9 @@ class Peers:
         stub: Any = health_pb2_grpc.HealthStub(peer.channel)
         try:
             answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=ANSWER_SECONDS)
-        except grpc.aio.AioRpcError:
+        except (grpc.aio.AioRpcError, asyncio.CancelledError):
+            if _is_cancelled():
+                raise
             self._set(peer, State.LOST)
             return False
         self.heard(peer)
@@ -246,6 +252,11 @@ class Peers:
 def _state_of(answer: health_pb2.HealthCheckResponse) -> State:
     serving = answer.status == health_pb2.HealthCheckResponse.SERVING
     return State.SERVING if serving else State.REFUSING
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def is_address(host: str) -> bool:

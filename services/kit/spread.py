@@ -77,7 +77,7 @@ class SpreadChannel(grpc.aio.Channel):
 
     async def _unary(self, start: _Start, until: float | None, repeatable: bool) -> Any:
         failed: set[Peer] = set()
-        fault = _nobody()
+        fault = _fault(grpc.StatusCode.UNAVAILABLE, "no store answers")
         for delay in _DELAYS_SECONDS:
             peer = self._peers.pick(but=failed) or await self._peers.wait(until)
             if peer is None:
@@ -126,6 +126,9 @@ class SpreadChannel(grpc.aio.Channel):
                     continue
                 if self._peers.pick(but=(peer,)) is not None and not answer.done():
                     raise _Silent
+            if answer.cancelled():
+                # By the other side: nobody here did.
+                raise _fault(grpc.StatusCode.UNAVAILABLE, "the store has ended the call")
             result = answer.result()
         finally:
             peer.calls -= 1
@@ -179,10 +182,8 @@ async def _result(call: Any) -> Any:
     return await call
 
 
-def _nobody() -> grpc.aio.AioRpcError:
-    return grpc.aio.AioRpcError(
-        grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), "no store answers"
-    )
+def _fault(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
 
 
 def _now() -> float:

@@ -184,4 +184,18 @@ async def test_a_batch_goes_on_when_most_servers_were_away(
     await eventually(
         lambda: fleet.work.chunks[second.chunk_id].done, within_seconds=ELECTION_SECONDS
     )
+
+    # All of them lose all that they had.
+    for member in nats_cluster.members:
+        member.kill()
+        member.wipe()
+    nats_cluster.start()
+    await through_faults(connection.ensure_streams)
+    await through_faults(lambda: connection.ensure_consumer(POOL))
+    third = fleet.work.add_chunk(lines(10), pool_id=POOL, first=74)
+    await through_faults(lambda: fleet.publish(third))
+    await eventually(
+        lambda: fleet.work.chunks[third.chunk_id].done, within_seconds=ELECTION_SECONDS
+    )
+    assert await copies(connection) == {"WORK": 3, "EVENTS": 3, "KV_executors": 3}
     await fleet.close()
