@@ -104,6 +104,8 @@ class Executor:
             chance=chance,
             line_timeout_seconds=identity.line_timeout_seconds,
             on_death=self._died,
+            # What may end this whole process is known to the store before it does.
+            on_alone=lambda: self._beat_loop.wake(),
         )
         self.presence = Presence(
             executor_id=identity.executor_id,
@@ -156,6 +158,7 @@ class Executor:
         self._keeper = Keeper(
             store=store, attempts=self.attempts, endings=self._endings, reach=reach, clock=clock
         )
+        self._beat_loop = Loop("beat", self._keeper.beat_once, tick_seconds=BEAT_SECONDS)
         self._presence_loop = Loop("presence", self.presence.run_once, tick_seconds=TICK_SECONDS)
         self._endings.serve(self.runner, self._reporter)
         self._reporter.on_room(self.runner.wake)
@@ -171,7 +174,7 @@ class Executor:
         await self._bus.on_event(self._on_event)
         ticks = (
             self._presence_loop,
-            Loop("beat", self._keeper.beat_once, tick_seconds=BEAT_SECONDS),
+            self._beat_loop,
             Loop("keep", self._keeper.keep_once, tick_seconds=TICK_SECONDS),
             Loop("send_old", self._reporter.send_old, tick_seconds=FLUSH_TICK_SECONDS),
             Loop("expire_lines", self.runner.expire_lines, tick_seconds=self._expiry_tick()),

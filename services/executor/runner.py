@@ -70,6 +70,7 @@ class Runner:
         chance: Callable[[], float],
         line_timeout_seconds: float,
         on_death: Callable[[Death], None],
+        on_alone: Callable[[], None],
     ) -> None:
         """Make a runner without an engine.
 
@@ -80,6 +81,7 @@ class Runner:
             chance: random numbers in [0, 1), for the jitter of retries.
             line_timeout_seconds: time in the engine after which a line is aborted.
             on_death: called once when the engine is found dead; it is without an engine then.
+            on_alone: called when lines that run alone have entered the engine.
         """
         self._attempts = attempts
         self._reporter = reporter
@@ -88,6 +90,7 @@ class Runner:
         self._line_timeout_seconds = line_timeout_seconds
         self._longest_step_seconds = min(STEP_SECONDS, line_timeout_seconds / 4)
         self._on_death = on_death
+        self._on_alone = on_alone
         self._engine: Engine | None = None
         # Callbacks of an engine that died belong to an earlier life and do nothing.
         self._life = 0
@@ -240,6 +243,8 @@ class Runner:
         ready = attempt.ready
         lines = [ready.popleft() for _ in range(min(free, SLICE_LINES, len(ready)))]
         self._submit(engine, attempt, lines, started)
+        if attempt.dispatch.alone:
+            self._on_alone()
         finished = left - attempt.left
         ended = self._clock.monotonic()
         self._speed.note(ended - started, finished)

@@ -7,8 +7,9 @@ neighbours succeed.
 
 Where an executor is lost without a word, mostly no line is to blame: its suspects run apart first
 all together, so that they are soon done. It may also have been killed with its engine before a beat
-told what was in it: a chunk that is lost like that `UNSEEN_DEATHS` times is suspected as a whole.
-One that comes back with the attempt it had was not dead: what was counted is taken back.
+told what was in it, or with nothing in it. So a chunk that is lost like that is suspected as a
+whole, but only after some such losses. And an executor that comes back with the attempt it had was
+not dead: what was counted is taken back.
 """
 
 from collections.abc import Sequence
@@ -37,7 +38,10 @@ _log = get_logger(__name__)
 Row = sa.Row[*tuple[Any, ...]]
 
 UNSEEN_DEATHS: Final = 3
-"""Losses of a chunk, none of whose lines was seen in an engine, after which all are suspects."""
+"""So many losses of a chunk, none of whose lines was seen in an engine, are one death of all."""
+UNSEEN_ALONE: Final = 10
+"""The same of a chunk that runs alone: its executor says at once what of it is in the engine, so
+that mostly nothing was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +136,7 @@ def take_back(connection: sa.Connection, returned: Sequence[Row]) -> None:
                 .where(chunks.c.id == chunk.id)
                 .values(
                     deaths=max(0, chunk.deaths - 1),
-                    deaths_alone=max(0, chunk.deaths_alone - 1),
+                    deaths_alone=max(0, chunk.deaths_alone - bool(attempt.started)),
                 )
             )
 
@@ -227,24 +231,15 @@ class _Batch:
         )
 
     def _died_alone(self, chunk: Row, loss: Loss, left: list[Range], started: list[Range]) -> None:
+        unseen = not started and not loss.seen
+        if unseen and (chunk.deaths + 1) % UNSEEN_ALONE:
+            # It counts when it has come to that again and again: there must be an end to it.
+            self._again_alone(chunk, left, deaths_alone=0)
+            return
         if count_lines(left) == 1:
-            _log.warning(
-                "line_died_alone",
-                batch=self.batch.id,
-                line=left[0][0],
-                deaths=chunk.deaths_alone + 1,
-            )
-            self._keep(chunk, left)
-            self.connection.execute(
-                chunks.update()
-                .where(chunks.c.id == chunk.id)
-                .values(
-                    state=chunks_repo.QUEUED,
-                    lease_until_ms=None,
-                    deaths=chunks.c.deaths + 1,
-                    deaths_alone=chunks.c.deaths_alone + 1,
-                )
-            )
+            deaths = chunk.deaths_alone + 1
+            _log.warning("line_died_alone", batch=self.batch.id, line=left[0][0], deaths=deaths)
+            self._again_alone(chunk, left, deaths_alone=1)
             return
         chunks_repo.finish(self.connection, chunk.id)
         suspects = started or left
@@ -258,6 +253,18 @@ class _Batch:
                 deaths=chunk.deaths + 1,
                 deaths_alone=int(loss.single and lines == suspects),
             )
+
+    def _again_alone(self, chunk: Row, left: list[Range], *, deaths_alone: int) -> None:
+        self._keep(chunk, left, deaths=1)
+        self.connection.execute(
+            chunks.update()
+            .where(chunks.c.id == chunk.id)
+            .values(
+                state=chunks_repo.QUEUED,
+                lease_until_ms=None,
+                deaths_alone=chunks.c.deaths_alone + deaths_alone,
+            )
+        )
 
     def _add_alone(
         self,

@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI
 
+from tests.e2e.killer import LINES, lines_with_a_killer
 from tests.kit.batches import Json, Outcome, Watch, chat, ended, ids, outcome, submit
 from tests.kit.eventually import eventually
 from tests.kit.up import RunningUp, running_up
@@ -105,6 +106,11 @@ async def test_a_batch_of_many_kinds_of_lines(client: AsyncOpenAI) -> None:
 
 def _parts(text: str) -> Json:
     return {"role": "user", "content": [{"type": "text", "text": text}]}
+
+
+async def test_a_line_that_could_kill_the_engine_does_not_by_default(client: AsyncOpenAI) -> None:
+    found = await run(client, lines_with_a_killer(), START_SECONDS)
+    assert found.counts == (LINES, LINES, 0)
 
 
 async def test_greedy_answers_are_the_same_each_time(client: AsyncOpenAI) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from protos.nightshift.v1 import dispatch_pb2
+from protos.nightshift.v1 import dispatch_pb2, work_pb2
 from services.executor.engines.base import EngineStartError
 from services.executor.engines.simulated import SimulatedEngine
 from services.kit.subjects import event_subject
@@ -94,6 +94,31 @@ async def test_an_engine_that_dies_again_and_again_waits_longer_each_time(fleet:
     died = time.monotonic()
     await eventually(lambda: len(engine.starts) == 9, within_seconds=20)
     assert engine.starts[-1] - died < 2
+
+
+async def test_that_suspects_are_in_the_engine_is_told_at_once(fleet: Fleet) -> None:
+    """They may end this process before the next beat is due."""
+    alone = [chat_line("suspect", x_simulate={"delay_ms": 60_000})]
+    executor = await fleet.start()
+    await eventually(lambda: executor.presence.ready)
+    for first in range(3):
+        beats = len(fleet.work.named("Beat"))
+        dispatch = fleet.work.add_chunk(alone, pool_id=POOL, first=first, alone=True)
+        await fleet.publish(dispatch)
+        await eventually(lambda: executor.runner.in_flight == 1, every_seconds=0.001)
+        began = time.monotonic()
+        marked = await eventually(
+            lambda seen=beats: [
+                each
+                for each in fleet.work.named("Beat")[seen:]
+                if any(one.started for one in each.attempts)
+            ],
+            every_seconds=0.001,
+        )
+        assert time.monotonic() - began < 0.5
+        [attempt] = marked[0].attempts
+        fleet.work.drops[attempt.token] = work_pb2.DROP_REASON_CANCELLED
+        await eventually(lambda: executor.runner.in_flight == 0)
 
 
 class KeepingEngine(SimulatedEngine):

@@ -1,11 +1,12 @@
-"""An executor that is cut off from the bus, from the store, or from both, and joined again.
+"""An executor that is killed, frozen, or cut off from bus, store or both, and is back later.
 
-Nothing is refused meanwhile: packets do not arrive, in both directions or in one. Its lines run
-elsewhere in time, none is lost or stands twice, and it goes on taking work afterwards.
+Where it is cut off nothing is refused: packets do not arrive, in both directions or in one. Its
+lines run elsewhere in time, none is lost or stands twice, and it goes on taking work afterwards.
 """
 
 import asyncio
 import contextlib
+import signal
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -45,15 +46,19 @@ SLACK_SECONDS: Final = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """How an executor is cut off.
+    """What happens to an executor.
 
     Attributes:
-        bus: whether from the broker.
-        store: whether from the store.
+        kill: whether it is killed, and started again afterwards.
+        freeze: whether it is stopped for as long.
+        bus: whether it is cut off from the broker.
+        store: whether it is cut off from the store.
         half: whether only what they send is lost.
         elsewhere: whether somebody else must run its lines.
     """
 
+    kill: bool = False
+    freeze: bool = False
     bus: bool = False
     store: bool = False
     half: bool = False
@@ -61,6 +66,8 @@ class Cut:
 
 
 CUTS: Final = {
+    "killed": Cut(kill=True),
+    "frozen": Cut(freeze=True),
     "bus": Cut(bus=True),
     "store": Cut(store=True),
     "both": Cut(bus=True, store=True),
@@ -78,8 +85,24 @@ class Victim:
         self.bus = bus
         self.store = store
 
+    @contextlib.asynccontextmanager
+    async def gone(self, how: Cut) -> AsyncIterator[None]:
+        """Have it as good as dead meanwhile."""
+        if how.kill:
+            await self.process.kill()
+            yield
+            self.process.start()
+            await self.process.ready()
+        elif how.freeze:
+            self.process.send(signal.SIGSTOP)
+            yield
+            self.process.send(signal.SIGCONT)
+        else:
+            with self._cut_off(how):
+                yield
+
     @contextlib.contextmanager
-    def cut_off(self, how: Cut) -> Iterator[None]:
+    def _cut_off(self, how: Cut) -> Iterator[None]:
         """Let nothing through meanwhile."""
         proxies = [self.bus] * how.bus + [self.store] * how.store
         with contextlib.ExitStack() as stack:
@@ -119,9 +142,10 @@ class Scene:
             async with self._helper():
                 before = _cost(victim.process)
                 cut_at = time.time()
-                with victim.cut_off(self.cut):
+                async with victim.gone(self.cut):
                     await self._wait_for_others(watch, cut_at)
-                _check_cost(before, _cost(victim.process))
+                    if not self.cut.kill:
+                        _check_cost(before, _cost(victim.process))
                 batch = await watch.end(60)
                 found = await outcome(self.client, batch, ids(lines))
                 assert found.counts == (len(lines), len(lines), 0)
@@ -223,7 +247,7 @@ def _check_cost(before: tuple[float, float, int], after: tuple[float, float, int
     assert said < 10 * seconds, said
 
 
-async def test_partitions(tmp_path: Path, nats_server: NatsServer) -> None:
+async def test_whatever_becomes_of_an_executor(tmp_path: Path, nats_server: NatsServer) -> None:
     """All kinds at once: most of it is waiting."""
     settings = started_to(tmp_path / "fleet" / "started")
     async with services(tmp_path / "fleet", nats_server.url, settings) as fleet:
