@@ -20,7 +20,7 @@ from tests.chaos.stacks import SETTINGS, STACKS
 pytestmark = [
     pytest.mark.chaos,
     pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(400),
     pytest.mark.slow,
 ]
 

@@ -26,7 +26,7 @@ from tests.kit.service_processes import Gateway, ServiceProcess
 from tests.kit.started_lines import started_to
 from tests.kit.tcp_proxy import TcpProxy
 
-READY_SECONDS: Final = 60.0
+READY_SECONDS: Final = 120.0
 
 _REACHES: Final = {
     "gateway": ("store",),
