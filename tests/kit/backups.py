@@ -11,10 +11,11 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from services.store.backup import restore, tables
+from services.store.backup import restore
 from services.store.backup import take as backup
 from services.store.backup.place import Facts
 from services.store.database import Database
+from services.store.models import metadata
 from services.store.settings import StoreSettings
 
 SECONDS: Final = 120.0
@@ -107,7 +108,7 @@ def all_rows(url: str) -> dict[str, list[tuple[Any, ...]]]:
     try:
 
         def read(connection: sa.Connection) -> None:
-            for table in tables.metadata.sorted_tables:
+            for table in metadata.sorted_tables:
                 rows = connection.execute(sa.select(table)).all()
                 found[table.name] = sorted((tuple(row) for row in rows), key=repr)
 

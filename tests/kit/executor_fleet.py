@@ -10,7 +10,7 @@ from services.executor.engines.simulated import SimulatedEngine
 from services.executor.executor import Executor, Identity
 from services.executor.store_client import StoreClient
 from services.kit import bus as buses
-from services.kit import rpc
+from services.kit import rpc, subjects
 from services.kit.clock import SystemClock
 from services.kit.ids import pool_id_of
 from tests.kit.eventually import eventually
@@ -103,7 +103,7 @@ class Fleet:
 
     async def unacked(self) -> int:
         """Messages of the pool that are not dealt with."""
-        info = await self.bus._jetstream.consumer_info("WORK", buses.durable_of(POOL))
+        info = await self.bus._jetstream.consumer_info("WORK", subjects.durable_of(POOL))
         return (info.num_pending or 0) + (info.num_ack_pending or 0)
 
     async def settled(self, within_seconds: float = 10.0) -> None:

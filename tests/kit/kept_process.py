@@ -13,6 +13,10 @@ RESTART_SECONDS: Final = 0.3
 """Pause before a service that ended by itself is started again."""
 
 
+BY_SIGNAL: Final = (-signal.SIGKILL, -signal.SIGTERM)
+"""How one ends that another fault hits meanwhile, or that has only just begun to start."""
+
+
 class KeptProcess:
     """A service's process: whenever it ends without being asked to, it is started again."""
 
@@ -58,7 +62,7 @@ class KeptProcess:
         async with self._hit:
             status = await self._end(signal.SIGTERM)
             self._process.start()
-        assert status in (0, -signal.SIGKILL), f"ended with {status}:\n{self.log_end()}"
+        assert status in (0, *BY_SIGNAL), f"ended with {status}:\n{self.log_end()}"
 
     async def freeze(self, seconds: float) -> None:
         """SIGSTOP it for a while. Another fault may end it meanwhile."""

@@ -20,7 +20,7 @@ from services.cli.ports import FreePorts
 from tests.kit.backings import Backing, Blobs, Broker, Database, Member, freeze, start_again
 from tests.kit.doctoring import doctor_check
 from tests.kit.eventually import eventually
-from tests.kit.kept_process import KeptProcess
+from tests.kit.kept_process import BY_SIGNAL, KeptProcess
 from tests.kit.nats_cluster import NatsCluster
 from tests.kit.service_processes import Gateway, ServiceProcess
 from tests.kit.started_lines import started_to
@@ -176,7 +176,8 @@ class ProductionSystem:
                 names = [name for name in self.processes[kind] if name in self._services]
                 stops = (self._services[name].stop() for name in names)
                 statuses = await asyncio.gather(*stops)
-                bad |= {name: s for name, s in zip(names, statuses, strict=True) if s != 0}
+                ended = zip(names, statuses, strict=True)
+                bad |= {name: status for name, status in ended if status not in (0, *BY_SIGNAL)}
             bad |= {name: one.endings for name, one in self._services.items() if one.endings}
             assert not bad, f"ended with {bad}:\n{self.log_end(20_000)}"
         finally:
