@@ -157,7 +157,7 @@ def record(connection: sa.Connection, frame: Frame, *, now_ms: int, lease_ms: in
     ticket = frame.ticket
     batch = connection.execute(_BATCH, {"batch_id": ticket.batch_id}).first()
     if batch is None or batch.sealed_ms is not None:
-        _drop_blob(connection, frame)
+        _drop_blob(connection, frame, now_ms)
         return Recorded(sealed=True)
     chunk = connection.execute(_CHUNK, {"chunk_id": ticket.chunk_id}).one()
     lines = chunks_repo.unpack_ranges(chunk.lines)
@@ -171,7 +171,7 @@ def record(connection: sa.Connection, frame: Frame, *, now_ms: int, lease_ms: in
         _write(connection, frame, blocks, admission, version=batch.version + 1)
         blocks.update(admission.blocks)
     else:
-        _drop_blob(connection, frame)
+        _drop_blob(connection, frame, now_ms)
     # Also where nothing won: the lines may have got their results through another chunk.
     if chunk.state == chunks_repo.DONE or results.remaining_ranges(blocks, lines):
         _keep_alive(connection, ticket, chunk, now_ms, lease_ms)
@@ -186,9 +186,10 @@ def record(connection: sa.Connection, frame: Frame, *, now_ms: int, lease_ms: in
     return Recorded(accepted=admission.tally.lines, finished=finished)
 
 
-def _drop_blob(connection: sa.Connection, frame: Frame) -> None:
+def _drop_blob(connection: sa.Connection, frame: Frame, now_ms: int) -> None:
+    """Have a blob that nothing will name deleted, also where its row was swept before it was."""
     if frame.blob is not None:
-        blobs_repo.doom(connection, [frame.blob])
+        blobs_repo.doom_announced(connection, [frame.blob], now_ms)
 
 
 def _write(
