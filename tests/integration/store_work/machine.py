@@ -71,6 +71,10 @@ class StoreMachine(Befalling):
         if far > 2 and self.ops.messages:
             self.do(self.ops.deliver(self.ops.messages[-1], "e0", 1), which)
 
+    @rule(lines=st.sampled_from([1, 3]), which=STORE, fate=FATE)
+    def upload(self, lines: int, which: int, fate: Fate) -> None:
+        self.do(self.ops.upload(lines), which, fate)
+
     @precondition(lambda self: self.known())
     @rule(pick=PICK, sure=st.sampled_from([True, False, False]), which=STORE, fate=FATE)
     def cancel(self, pick: int, sure: bool, which: int, fate: Fate) -> None:
@@ -175,12 +179,13 @@ class StoreMachine(Befalling):
     def wait(self, seconds: float) -> None:
         self.fleet.clock.advance(seconds)
 
-    @precondition(lambda self: self.frozen and self.model.batches)
-    @rule(sweeps=st.sampled_from([False, False, False, True]), which=STORE)
-    def wait_for_the_sweeper(self, sweeps: bool, which: int) -> None:
-        if sweeps:
-            self.fleet.clock.advance(DAY_SECONDS)
-            self.do(self.ops.sweep(), which)
+    @precondition(lambda self: self.frozen)
+    @rule(days=st.sampled_from([0, 0, 1]), which=STORE, thaws=st.booleans())
+    def sweep_beside_what_stands_still(self, days: int, which: int, thaws: bool) -> None:
+        self.fleet.clock.advance(days * DAY_SECONDS)
+        self.do(self.ops.sweep(), which)
+        if thaws:
+            self.thaw_one(self.frozen.pop())
 
     @precondition(lambda self: self.frozen)
     @rule(pick=PICK)

@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import grpc
+
 from protos.nightshift.v1 import batches_pb2, dispatch_pb2, files_pb2, work_pb2
 from services.kit import rpc
 from services.kit.errors import (
@@ -59,6 +61,14 @@ class Op:
         except InternalError:
             raise
         except NightshiftError as refusal:
+            raised = refusal.__cause__
+            if (
+                isinstance(raised, grpc.aio.AioRpcError)
+                and not raised.trailing_metadata()
+                and not member.plan.died.is_set()
+            ):
+                # The store's own words are an answer; that it was not reached is none.
+                raise raised from None
             return refusal
 
 

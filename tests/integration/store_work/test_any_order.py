@@ -15,7 +15,12 @@ from tests.integration.store_work.crashing import Ground, PostgresGround, SQLite
 from tests.integration.store_work.machine import StoreMachine
 from tests.kit.postgres import StoreDatabases
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(36_000)]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.slow,
+    pytest.mark.timeout(36_000),
+    pytest.mark.usefixtures("patient_clients"),
+]
 
 EXAMPLES = int(os.environ.get("NIGHTSHIFT_MODEL_EXAMPLES", "0"))
 STEPS = int(os.environ.get("NIGHTSHIFT_MODEL_STEPS", "50"))

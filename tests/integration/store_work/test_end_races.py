@@ -25,7 +25,12 @@ from tests.integration.store_work.ops import status_of
 from tests.kit.postgres import StoreDatabases
 from tests.kit.store import chat_line, our_errors
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(36_000)]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.slow,
+    pytest.mark.timeout(36_000),
+    pytest.mark.usefixtures("patient_clients"),
+]
 
 EXAMPLES = int(os.environ.get("NIGHTSHIFT_MODEL_EXAMPLES", "0"))
 LINES = 4
