@@ -17,9 +17,9 @@ async def subject() -> AsyncIterator[Subject]:
     await engine.start()
 
     async def kill() -> None:
-        engine.submit(subject.request(subject.chat(x_simulate={"crash": True})))
+        engine.submit(made.request(made.chat(x_simulate={"crash": True})))
 
-    subject = Subject(
+    made = Subject(
         engine=engine,
         model="simulated",
         endless={"x_simulate": {"hang": True}},
@@ -30,7 +30,7 @@ async def subject() -> AsyncIterator[Subject]:
             {"model": "simulated", "messages": ["hi"]},
         ],
     )
-    yield subject
+    yield made
     await engine.close()
 
 

@@ -296,6 +296,10 @@ def fill(message: Message, objects: dict[str, str]) -> bool:
     return found
 
 
+def _serialized(message: Message) -> bytes:
+    return message.SerializeToString()
+
+
 async def call(two: Two, channel: grpc.aio.Channel, method: MethodDescriptor, request: Message):  # type: ignore[no-untyped-def]  # whatever the method answers
     """Call a method of any of the four shapes as the stranger; returns its first answer."""
     assert method.containing_service is not None
@@ -309,7 +313,7 @@ async def call(two: Two, channel: grpc.aio.Channel, method: MethodDescriptor, re
     answers = message_factory.GetMessageClass(method.output_type)
     making: Any = shape(
         name,
-        request_serializer=lambda message: message.SerializeToString(),
+        request_serializer=_serialized,
         response_deserializer=answers.FromString,
     )
     given: Any = request

@@ -324,14 +324,15 @@ async def test_a_delivery_unwraps(node: NodeClient, openai_client: AsyncOpenAI) 
         await openai_client.webhooks.delete(endpoint.id)
     events = {}
     for delivery in deliveries:
-        given = {"body": delivery.body.decode(), "headers": dict(delivery.headers)}
+        body = delivery.body.decode()
+        given = {"body": body, "headers": dict(delivery.headers)}
         found = await node.do("unwrap", **given, secret=endpoint.signing_secret)
         assert found["event"] == json.loads(delivery.body)
         events[found["event"]["data"]["id"]] = found["event"]
         assert found["event"]["data"].keys() == {"id"}
         other = await node.do("unwrap", **given, secret="whsec_" + "A" * 43 + "=")
         assert other == {"refused": "InvalidWebhookSignatureError"}
-        tampered = given | {"body": given["body"].replace("completed", "cancelled") + " "}
+        tampered = given | {"body": body.replace("completed", "cancelled") + " "}
         assert "refused" in await node.do("unwrap", **tampered, secret=endpoint.signing_secret)
     assert {batch_id: event["type"] for batch_id, event in events.items()} == {
         good.id: "batch.completed",

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 
 import nats
 import pytest
+from nats.aio.client import Client as NatsClient
 
 from protos.nightshift.v1 import dispatch_pb2
 from services.kit import bus, subjects
@@ -131,7 +132,7 @@ async def test_a_consumer_that_is_removed_meanwhile_is_a_fault(
         await fetching
 
 
-async def _waits(client: nats.aio.client.Client) -> bool:
+async def _waits(client: NatsClient) -> bool:
     info = await client.jetstream().consumer_info(bus.WORK_STREAM, subjects.durable_of(POOL))
     return bool(info.num_waiting)
 

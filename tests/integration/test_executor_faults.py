@@ -10,6 +10,7 @@ from protos.nightshift.v1 import dispatch_pb2, work_pb2
 from services.executor.engines.base import Answer, EngineRequest
 from services.executor.engines.simulated import SimulatedEngine
 from services.kit import bus as buses
+from services.kit import subjects
 from services.kit.subjects import event_subject
 from tests.kit.eventually import eventually
 from tests.kit.executor_fleet import POOL, Fleet, fleet, lines
@@ -300,7 +301,7 @@ async def test_a_consumer_that_is_made_anew_is_found_again(fleet: Fleet) -> None
     await fleet.start()
     await fleet.publish(fleet.work.add_chunk(lines(1), pool_id=POOL))
     await fleet.settled()
-    await fleet.bus._jetstream.delete_consumer("WORK", buses.durable_of(POOL))
+    await fleet.bus._jetstream.delete_consumer("WORK", subjects.durable_of(POOL))
     again = fleet.work.add_chunk(lines(1), pool_id=POOL, first=1)
     await fleet.publish(again)
     await fleet.bus.ensure_consumer(POOL)

@@ -159,7 +159,7 @@ class Scene:
             return
         limit = ACK_WAIT_SECONDS + BEAT_SECONDS + SLACK_SECONDS
         taken = await eventually(
-            lambda: len(found := self._started(watch, "helper")) >= LINES and found,
+            lambda: found if len(found := self._started(watch, "helper")) >= LINES else [],
             within_seconds=2 * limit,
         )
         assert max(each.at for each in taken) - cut_at <= limit, self.name

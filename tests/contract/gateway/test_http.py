@@ -14,6 +14,7 @@ from services.gateway.main import Listening, running
 from services.gateway.settings import GatewaySettings
 from services.kit.errors import (
     AuthenticationError,
+    NightshiftError,
     RateLimitedError,
     UnavailableError,
     all_error_classes,
@@ -146,7 +147,7 @@ KINDS = [kind for kind in all_error_classes() if kind is not AuthenticationError
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 async def test_each_error_of_the_table_arrives_whole(
-    http: httpx2.AsyncClient, store: ScriptedStore, kind: type
+    http: httpx2.AsyncClient, store: ScriptedStore, kind: type[NightshiftError]
 ) -> None:
     error = kind("What to change.", code="some_code", param="some_param")
     store.script("DeleteFile", error)

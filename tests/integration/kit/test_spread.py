@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import grpc
 import pytest
@@ -178,11 +179,17 @@ async def test_a_frozen_store_is_left_within_a_second(
     await eventually(lambda: both_answer(channel))
 
 
+async def next_piece(read: Any) -> bytes:
+    """Return what comes next of a file's content; nothing at its end."""
+    answer = await read.read()
+    return b"" if answer is grpc.aio.EOF else answer.data
+
+
 async def test_a_stream_on_a_frozen_store_breaks(
     plants: list[Plant], channel: grpc.aio.Channel
 ) -> None:
     read = files_pb2_grpc.FilesStub(channel).ReadFile(files_pb2.ReadFileRequest())
-    first = of(plants, (await read.read()).data.decode())
+    first = of(plants, (await next_piece(read)).decode())
 
     async def to_its_end() -> None:
         while await read.read() is not grpc.aio.EOF:
@@ -210,7 +217,7 @@ async def test_a_drained_store_loses_no_call(
 ) -> None:
     first = of(plants, await get(channel))
     read = files_pb2_grpc.FilesStub(channel).ReadFile(files_pb2.ReadFileRequest())
-    frames = [(await read.read()).data]
+    frames = [await next_piece(read)]
     ends = asyncio.get_running_loop().time() + 3.0
     answered: set[str] = set()
 
@@ -224,8 +231,8 @@ async def test_a_drained_store_loses_no_call(
     await asyncio.gather(*running)
     assert other(plants, first.address).address in answered
     # The stream that was open there was given its time.
-    while (frame := await read.read()) is not grpc.aio.EOF:
-        frames.append(frame.data)
+    while piece := await next_piece(read):
+        frames.append(piece)
     assert len(frames) == 20
     await asyncio.to_thread(first.wait)
     first.start()
@@ -238,7 +245,7 @@ async def test_a_stream_goes_to_a_store_that_serves(plants: list[Plant]) -> None
     async with rpc.open_channel(f"{nobody},{plants[0].address}") as channel:
         await channel.channel_ready()
         read = files_pb2_grpc.FilesStub(channel).ReadFile(files_pb2.ReadFileRequest())
-        assert (await read.read()).data.decode() == plants[0].address
+        assert (await next_piece(read)).decode() == plants[0].address
         read.cancel()
 
 

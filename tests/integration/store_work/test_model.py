@@ -123,7 +123,8 @@ class History:
         self.store.clock.advance(self.chance.choice([0.1, 1, 2, 5]))
 
     async def turn(self) -> None:
-        await self.chance.choice([self.store.ender, self.store.finalizer]).run_once()
+        loops = [self.store.ender.run_once, self.store.finalizer.run_once]
+        await self.chance.choice(loops)()
 
     async def cancel(self) -> None:
         try:

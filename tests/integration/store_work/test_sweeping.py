@@ -11,7 +11,7 @@ from protos.nightshift.v1 import files_pb2
 from services.kit.errors import NotFoundError, UnavailableError
 from services.store import blobs_repo, holds_repo, receiving
 from services.store.blobs.s3 import S3Blobs
-from services.store.models import blobs, segments
+from services.store.models import blobs, segments, sweep_holds
 from tests.integration.store_work.harness import Store, running
 from tests.kit.s3_server import Fault, S3Server, s3_server
 from tests.kit.store import chat_line, our_errors
@@ -234,7 +234,7 @@ async def test_while_a_hold_stands_no_blob_is_deleted(swept: Store, lying: Lying
     swept.clock.advance(2 * 3600)
     assert await swept.sweeper.run_once() == 2
     assert lying() == set()
-    assert await swept.sql(holds_repo.sweep_holds.select()) == []
+    assert await swept.sql(sweep_holds.select()) == []
 
 
 async def test_a_hold_is_moved_by_taking_it_again(swept: Store) -> None:

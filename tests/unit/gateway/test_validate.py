@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from protos.nightshift.v1 import batches_pb2
 from services.gateway import validate
+from services.kit.endpoints import ENDPOINTS
 from services.kit.errors import InvalidRequestError, NightshiftError, NotFoundError
 
 T = TypeVar("T")
@@ -35,7 +36,7 @@ keys = st.sampled_from(
 )
 likely: dict[str, st.SearchStrategy[Any]] = {
     "input_file_id": texts,
-    "endpoint": st.sampled_from([*validate.ENDPOINTS, "/v1/x"]),
+    "endpoint": st.sampled_from([*ENDPOINTS, "/v1/x"]),
     "completion_window": st.sampled_from(["24h", "1h"]),
     "metadata": st.none() | st.dictionaries(texts, texts, max_size=20),
     "output_expires_after": st.none()
@@ -67,7 +68,7 @@ def test_any_object_is_taken_or_refused(body: dict[str, Any]) -> None:
         assert request.param is not None
         return
     assert 1 <= len(request.input_file_id) <= 512
-    assert request.endpoint in validate.ENDPOINTS
+    assert request.endpoint in ENDPOINTS
     assert request.completion_window_seconds == 86_400
     assert request.has_metadata == (body.get("metadata") is not None)
     assert dict(request.metadata) == (body.get("metadata") or {})

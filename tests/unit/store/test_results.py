@@ -98,15 +98,15 @@ def test_admit_results_over_blocks(frames: list[list[tuple[int, int, int]]]) -> 
         blocks |= admission.blocks
         total += admission.tally
     kinds = [flags for flags, _ in outcomes.values()]
-    tokens = [n for _, n in outcomes.values()]
+    spent = [n for _, n in outcomes.values()]
     assert total.lines == len(outcomes) == sum(map(results.done_count, blocks.values()))
     assert total.never_ran == sum(bool(k & NEVER_RAN_FLAG) for k in kinds)
     assert total.failed == sum(k == FAILED_FLAG for k in kinds)
     assert total.completed == sum(k == 0 for k in kinds)
-    assert total.input_tokens == sum(tokens)
-    assert total.output_tokens == 2 * sum(tokens)
-    assert total.cached_tokens == sum(n // 2 for n in tokens)
-    assert total.reasoning_tokens == sum(n // 3 for n in tokens)
+    assert total.input_tokens == sum(spent)
+    assert total.output_tokens == 2 * sum(spent)
+    assert total.cached_tokens == sum(n // 2 for n in spent)
+    assert total.reasoning_tokens == sum(n // 3 for n in spent)
     left = results.remaining_ranges(blocks, [(0, TOTAL)])
     assert lines_of(left) == set(range(TOTAL)) - outcomes.keys()
     assert is_normal(left)
