@@ -5,9 +5,9 @@ import contextlib
 import errno
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, ParamSpec
 
 from services.kit.errors import UnavailableError
 from services.kit.ids import uuid7_hex
@@ -16,6 +16,8 @@ from services.store import folders
 from services.store.blobs.base import BlobMissingError, Blobs, Content
 
 _log = get_logger(__name__)
+
+P = ParamSpec("P")
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _FULL_RETRY_SECONDS: Final = 30
@@ -43,49 +45,34 @@ class LocalBlobs(Blobs):
             _remove_if_left(leftover)
 
     async def _put(self, step: str, name: str, content: Content) -> int:
-        if isinstance(content, bytes):
-            return await asyncio.to_thread(self._put_whole, name, content)
-        with _told(name):
-            file, unfinished = await asyncio.to_thread(self._begin)
-        size = 0
+        writing = _Unfinished(self._tmp)
         try:
+            if isinstance(content, bytes):
+                with _told(name):
+                    await writing.run(self._put_whole, writing, name, content)
+                return len(content)
+            size = 0
+            with _told(name):
+                await writing.run(writing.begin)
             async for data in content:
                 with _told(name):
-                    await asyncio.to_thread(_write_all, file, data)
+                    await writing.run(writing.write, data)
                 size += len(data)
             with _told(name):
-                await asyncio.to_thread(self._settle, file, unfinished, name)
+                await writing.run(self._settle, writing, name)
+            return size
         except BaseException:
-            # Not awaited: the caller may be cancelled, and nothing may be left all the same.
-            _drop(file, unfinished)
+            writing.leave()
             raise
-        return size
 
-    def _put_whole(self, name: str, content: bytes) -> int:
-        with _told(name):
-            file, unfinished = self._begin()
-            try:
-                _write_all(file, content)
-                self._settle(file, unfinished, name)
-            except BaseException:
-                _drop(file, unfinished)
-                raise
-        return len(content)
+    def _put_whole(self, writing: "_Unfinished", name: str, content: bytes) -> None:
+        writing.begin()
+        writing.write(content)
+        self._settle(writing, name)
 
-    def _begin(self) -> tuple[BinaryIO, Path]:
-        """Open a new file and lock it for as long as it is open."""
-        while True:
-            unfinished = self._tmp / uuid7_hex()
-            file = unfinished.open("xb", buffering=0)
-            fcntl.flock(file, fcntl.LOCK_EX)
-            # A store that begins at this moment may have taken it for a leftover.
-            if unfinished.exists():
-                return file, unfinished
-            file.close()
-
-    def _settle(self, file: BinaryIO, unfinished: Path, name: str) -> None:
+    def _settle(self, writing: "_Unfinished", name: str) -> None:
         if self._durable:
-            os.fsync(file.fileno())
+            writing.sync()
         place = self._root / name
         if place.parent not in self._synced:
             # Also where it exists: who made it may have died, or failed, before it was synced.
@@ -93,9 +80,7 @@ class LocalBlobs(Blobs):
             for above in (place.parent.parent, self._root, self._root.parent):
                 self._sync_directory(above)
             self._synced.add(place.parent)
-        unfinished.rename(place)
-        # Not before: while it is open, another store sees that its writer lives.
-        file.close()
+        writing.rename(place)
         self._sync_directory(place.parent)
 
     def _sync_directory(self, directory: Path) -> None:
@@ -162,21 +147,88 @@ def _told(name: str) -> Iterator[None]:
         ) from error
 
 
+class _Unfinished:
+    """A file on its way, worked on by one thread after the other.
+
+    Who waits for them may be cancelled at any moment, and then the thread goes on alone. It must
+    not give the file its name later, when nobody would look for it there, and nobody but it may
+    close what it is about to write to: the descriptor's number might be another file's by then.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._path: Path | None = None
+        self._file: BinaryIO | None = None
+        self._busy = False
+        self._left = False
+
+    async def run(self, step: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Take a step in a thread."""
+        self._busy = True
+        await asyncio.to_thread(self._run, lambda: step(*args, **kwargs))
+
+    def _run(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        finally:
+            self._busy = False
+            if self._left:
+                self._drop()
+
+    def leave(self) -> None:
+        """Leave nothing of it; not awaited, since the caller may be cancelled."""
+        self._left = True
+        if self._busy:
+            # Gone before the thread can give it its name, or else it has that name already.
+            self._unlink()
+        else:
+            self._drop()
+
+    def begin(self) -> None:
+        """Open a new file and lock it for as long as it is open."""
+        while True:
+            path = self._folder / uuid7_hex()
+            file = path.open("xb", buffering=0)
+            self._path, self._file = path, file
+            fcntl.flock(file, fcntl.LOCK_EX)
+            # A store that begins at this moment may have taken it for a leftover.
+            if path.exists() or self._left:
+                return
+            file.close()
+
+    def write(self, data: bytes | memoryview) -> None:
+        assert self._file is not None
+        view = memoryview(data)
+        while view:
+            view = view[self._file.write(view) :]
+
+    def sync(self) -> None:
+        assert self._file is not None
+        os.fsync(self._file.fileno())
+
+    def rename(self, place: Path) -> None:
+        assert self._path is not None
+        assert self._file is not None
+        if self._left:
+            raise FileNotFoundError
+        self._path.rename(place)
+        # Not before: while it is open, another store sees that its writer lives.
+        self._file.close()
+
+    def _drop(self) -> None:
+        self._unlink()
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
+
+    def _unlink(self) -> None:
+        if self._path is not None:
+            with contextlib.suppress(OSError):
+                self._path.unlink(missing_ok=True)
+
+
 def _remove_if_left(unfinished: Path) -> None:
     """Remove a half-written file, unless another store on the same directory writes it."""
     with contextlib.suppress(FileNotFoundError, BlockingIOError), unfinished.open("r+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         unfinished.unlink()
-
-
-def _drop(file: BinaryIO, unfinished: Path) -> None:
-    with contextlib.suppress(OSError):
-        file.close()
-    with contextlib.suppress(OSError):
-        unfinished.unlink(missing_ok=True)
-
-
-def _write_all(file: BinaryIO, data: bytes | memoryview) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[file.write(view) :]

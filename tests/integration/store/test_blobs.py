@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import os
+import threading
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -342,6 +343,49 @@ async def test_who_starts_leaves_what_others_are_writing(tmp_path: Path) -> None
     await put
     assert await other.read(name, 0, 2 * MIB) == content
     assert reader.unfinished() == 0
+
+
+@pytest.mark.parametrize("whole", [True, False])
+async def test_who_is_cancelled_while_the_disk_is_slow_finds_nothing_there_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
+) -> None:
+    """The thread that syncs cannot be stopped; it must not name the blob after all."""
+    settings = StoreSettings(data_dir=tmp_path)
+    blobs = open_blobs(settings)
+    syncing, go_on, done = threading.Event(), threading.Event(), threading.Event()
+    sync, rename = os.fsync, Path.rename
+
+    def slowly(descriptor: int) -> None:
+        syncing.set()
+        go_on.wait(20)
+        sync(descriptor)
+
+    def noted(path: Path, target: Path) -> Path:
+        renamed.append(target)
+        return rename(path, target)
+
+    renamed: list[Path] = []
+    monkeypatch.setattr(os, "fsync", slowly)
+    monkeypatch.setattr(Path, "rename", noted)
+    closed = local._Unfinished._drop
+
+    def dropped(self: local._Unfinished) -> None:
+        closed(self)
+        done.set()
+
+    monkeypatch.setattr(local._Unfinished, "_drop", dropped)
+    put = asyncio.create_task(
+        blobs.put("test.step", new_name(), b"x" if whole else pieces(b"x" * MIB))
+    )
+    await asyncio.to_thread(syncing.wait, 20)
+    put.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await put
+    go_on.set()
+    assert await asyncio.to_thread(done.wait, 20)
+    assert renamed == []
+    reader = blob_reader(settings)
+    assert (dict(reader.names()), reader.unfinished()) == ({}, 0)
 
 
 @pytest.mark.parametrize(
