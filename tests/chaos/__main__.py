@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -45,7 +46,10 @@ def main(
         again = f"make chaos SEED={first + number} ARGS='--rounds 1 --stack {name}"
         again += f" --round-seconds {round_seconds:g}'"
         _say(f"--- round {number + 1} on {name}; again with: {again}")
-        found = asyncio.run(_round(name, first + number, round_seconds))
+        try:
+            found = asyncio.run(_round(name, first + number, round_seconds))
+        except asyncio.CancelledError:
+            sys.exit(128 + signal.SIGTERM)
         if isinstance(found, Report):
             reports.append(found)
         else:
@@ -59,6 +63,10 @@ async def _round(name: str, seed: int, seconds: float) -> Report | str:
     """Play one round; return its report, or in a few words why it failed."""
     folder = Path(tempfile.mkdtemp(prefix=f"nightshift-chaos-{seed}-"))
     system = STACKS[name](folder, SETTINGS)
+    playing = asyncio.current_task()
+    assert playing is not None
+    # What was started is to end with us, however we are told to stop.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, playing.cancel)
     try:
         await system.open()
         report = await play(system, [seed], seconds, _say)
