@@ -5,6 +5,8 @@ import contextlib
 import json
 import math
 import shutil
+import signal
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -54,12 +56,20 @@ _KINDS: Final = ("gateway", "store", "scheduler", "nats", "postgres")
 def measure(workshop: Workshop) -> Iterator[Row]:
     """Measure each stack by itself."""
     for stack, make in _STACKS.items():
-        yield from asyncio.run(_measure(workshop, stack, make))
+        try:
+            rows = asyncio.run(_measure(workshop, stack, make))
+        except asyncio.CancelledError:
+            sys.exit(128 + signal.SIGTERM)
+        yield from rows
 
 
 async def _measure(workshop: Workshop, stack: str, make: Make) -> list[Row]:
     folder = Path(tempfile.mkdtemp(prefix="nightshift-benchmark-"))
     system = make(folder)
+    measuring = asyncio.current_task()
+    assert measuring is not None
+    # What was started is to end with us, however we are told to stop.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, measuring.cancel)
     try:
         await system.open()
         async with httpx.AsyncClient(timeout=30) as http:
