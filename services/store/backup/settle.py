@@ -11,11 +11,14 @@ import sqlalchemy as sa
 from services.store.attempts_repo import Outcome
 from services.store.backup import tables
 from services.store.chunks_repo import DONE, OUT
+from services.store.domain.state import TERMINAL
 from services.store.models import attempts, batches, blobs, chunks, leadership, sweep_holds
 from services.store.webhook_tables import deliveries
 
 LEAP: Final = 1_000
 """Added to dispatches and terms. More than any gets between the copy and what came after it."""
+COMMITS_LEAP: Final = 1_000_000
+"""Added to the numbers of open batches' commits, of which there are more."""
 
 
 def settle(connection: sa.Connection, now_ms: int) -> None:
@@ -39,6 +42,12 @@ def settle(connection: sa.Connection, now_ms: int) -> None:
     # What is out with a lease that is over is handed out by the next reconcile.
     connection.execute(chunks.update().where(chunks.c.state == OUT).values(lease_until_ms=0))
     connection.execute(leadership.update().values(term=leadership.c.term + LEAP, until_ms=0))
+    # Who follows a batch and knows of later commits goes on with all that is recorded from now on.
+    connection.execute(
+        batches.update()
+        .where(batches.c.status.not_in([status.value for status in TERMINAL]))
+        .values(version=batches.c.version + COMMITS_LEAP)
+    )
     connection.execute(batches.update().values(finalize_holder=None, finalize_until_ms=None))
     connection.execute(deliveries.update().values(lease_holder=None, lease_until_ms=None))
     connection.execute(sweep_holds.delete())

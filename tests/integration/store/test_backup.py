@@ -9,6 +9,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 from protos.nightshift.v1 import files_pb2
 from services.kit.errors import NotFoundError
@@ -18,6 +19,7 @@ from services.store.backup.copying import CopyError
 from services.store.backup.place import BackupError
 from services.store.backup.settle import LEAP
 from services.store.checkup.database_check import SchemaError
+from services.store.models import batches
 from tests.integration.store_work.harness import running
 from tests.kit import backups
 from tests.kit.data_at_rest import OPEN_LINES, Data, check, make
@@ -185,6 +187,7 @@ async def test_a_batch_in_flight_goes_on_and_messages_of_another_time_do_no_harm
         store.clock.advance(30)
         after = await store.reclaim()
         assert {each.dispatch for each in after} == {2}
+        version = (await store.sql(sa.select(batches.c.version)))[0][0]
     place = tmp_path / "place"
     await backups.put_back_here(tmp_path / "backup", place)
     async with running(place) as store:
@@ -195,6 +198,8 @@ async def test_a_batch_in_flight_goes_on_and_messages_of_another_time_do_no_harm
         # What an executor still sends under an old token counts, as ever.
         assert await store.finish(opened.token, [2], batch_id) == 1
         assert (await store.lead("scheduler-1")).term > term
+        # So does who follows the batch, with the id of an event that is forgotten.
+        assert (await store.sql(sa.select(batches.c.version)))[0][0] > version + 100
         dispatches = await store.reclaim()
         assert sorted(each.dispatch for each in dispatches) == [2 * LEAP + 2] * 2
         for dispatch in dispatches:

@@ -96,7 +96,7 @@ def test_a_directory_goes_to_production_parts_and_back(
     )
     # All else is what each copy forgets on purpose.
     changed = {name for name, rows in before.items() if rows != after[name]}
-    assert changed <= {"chunks", "leadership"}
+    assert changed <= {"batches", "chunks", "leadership"}
     asyncio.run(_finish(Data(tmp_path / "place", embedded.open_batch, "", "")))
     assert check(tmp_path / "place", deep=True).faults == []
 

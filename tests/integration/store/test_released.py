@@ -14,10 +14,12 @@ from alembic.script import ScriptDirectory
 
 from protos.nightshift.v1 import batches_pb2, work_pb2
 from services.store import doctor, migrate
+from services.store.backup.place import Facts, Place, sha256
 from services.store.database import Database
 from services.store.settings import StoreSettings
 from tests.integration.store_work import harness
 from tests.integration.store_work.harness import Store, running
+from tests.kit import backups
 from tests.kit.postgres import Postgres
 from tests.kit.released.load import SCHEMAS, Batch, make_schema, released
 from tests.kit.store import StoreProcess, client_of
@@ -89,6 +91,32 @@ async def test_batches_of_a_released_schema_go_on(
         for batch in data.batches:
             await _check_end(store, batch)
         assert await asyncio.to_thread(faults, tmp_path, new_database) == []
+
+
+@pytest.mark.parametrize("schema", SCHEMAS)
+async def test_a_backup_of_a_released_schema_is_put_back(schema: str, tmp_path: Path) -> None:
+    data = released(schema)
+    place = Place(tmp_path / "backup")
+    with place.being_made():
+        await asyncio.to_thread(data.load, f"sqlite:///{place.database}", place.root)
+        place.finish(
+            Facts(
+                format=1,
+                schema=schema,
+                version="0",
+                taken_at=0,
+                rows=0,
+                blobs=len(data.blobs),
+                bytes=0,
+                database_sha256=sha256(place.database),
+            )
+        )
+    await backups.put_back_here(place.root, tmp_path / "place")
+    async with running(tmp_path / "place", mixed_models=True) as store:
+        # Nothing has to run out: who had it is known to be gone.
+        await _finish(store, data.batches)
+        for batch in data.batches:
+            await _check_end(store, batch)
 
 
 async def _finish(store: Store, batches: list[Batch]) -> None:
