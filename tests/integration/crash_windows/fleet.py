@@ -150,6 +150,12 @@ class Fleet:
 
         return await eventually(holds, within_seconds=WITHIN_SECONDS, every_seconds=0.05)
 
+    async def restart(self) -> None:
+        """Start the armed process anew."""
+        await self.armed.kill()
+        if self._action == "freeze":
+            self.armed.start()
+
     def holds_work(self) -> int:
         """How many attempts the armed executor has, as the store's rows say."""
         return self._count(

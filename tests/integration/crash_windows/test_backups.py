@@ -19,7 +19,7 @@ from tests.kit.template import Copied, Template, template
 
 __all__ = ["template"]
 
-pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(300)]
 
 WITHIN_SECONDS = 60.0
 

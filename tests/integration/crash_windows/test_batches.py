@@ -15,7 +15,7 @@ from tests.kit.template import Template, template
 
 __all__ = ["migrated_database", "postgres", "shared", "template"]
 
-pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(300)]
 
 stories = Stories()
 LINES = b"".join(chat_line(f"r{number}") for number in range(4))

@@ -15,7 +15,7 @@ from tests.kit.up import RunningUp
 
 __all__ = ["template"]
 
-pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(300)]
 
 WITHIN_SECONDS = 40.0
 

@@ -9,7 +9,7 @@ from tests.kit.template import Template, template
 
 __all__ = ["template"]
 
-pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(300)]
 
 stories = Stories("executor")
 

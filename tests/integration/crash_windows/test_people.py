@@ -18,7 +18,7 @@ from tests.kit.webhook_receiver import Receiver, running_receiver
 
 __all__ = ["migrated_database", "postgres", "shared", "template"]
 
-pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(300)]
 
 stories = Stories()
 DELIVERED = webhooks_pb2.WEBHOOK_DELIVERY_STATE_DELIVERED

@@ -1,6 +1,5 @@
 """A scheduler dies, or stands still, at each step between the store and the broker."""
 
-import signal
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from tests.kit.template import Template, template
 
 __all__ = ["template"]
 
-pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(300)]
 
 stories = Stories("scheduler")
 
@@ -43,7 +42,7 @@ async def damaged_queue(fleet: Fleet) -> None:
     while not fleet.reached:
         # What died after the stream was gone found it made anew, and nothing damaged.
         fleet.damage_queue()
-        fleet.armed.send(signal.SIGKILL)
+        await fleet.restart()
         await fleet.completed(await fleet.batch(4))
 
 

@@ -15,7 +15,7 @@ from tests.kit.template import Template, template
 
 __all__ = ["empty", "postgres", "template"]
 
-pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(300)]
 
 stories = Stories()
 
