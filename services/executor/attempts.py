@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 from opentelemetry import trace
 
+from protos.nightshift.v1.dispatch_pb2 import Dispatch
 from services.executor.engines.base import EngineResponse
 from services.executor.envelope import Line
 from services.executor.results import ResultBuffer
@@ -201,6 +202,15 @@ class Attempts:
     def of_batch(self, batch_id: str) -> list[Attempt]:
         """Return a batch's attempts."""
         return [one for one in self._all.values() if one.dispatch.batch_id == batch_id]
+
+    def released_of(self, dispatch: Dispatch) -> Attempt | None:
+        """Return the attempt of a dispatch whose message was left to the broker, if it goes on."""
+        for one in self._all.values():
+            mine = one.released and one.token and not one.closed
+            name = one.dispatch.chunk_id, one.dispatch.dispatch
+            if mine and name == (dispatch.chunk_id, dispatch.dispatch):
+                return one
+        return None
 
     def first_alone(self) -> Attempt | None:
         """Return the attempt that must have the engine to itself, if there is one."""

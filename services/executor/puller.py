@@ -6,11 +6,12 @@ from typing import Final
 
 from services.executor.attempts import Attempts
 from services.executor.endings import Endings
+from services.executor.keeper import BEAT_SECONDS
 from services.executor.opener import Opener
 from services.executor.presence import Presence
 from services.executor.reach import Reach
 from services.executor.retry import Backoff
-from services.kit.bus import Bus, BusFault, Delivery, Puller
+from services.kit.bus import ACK_WAIT_SECONDS, Bus, BusFault, Delivery, Puller
 from services.kit.clock import Clock
 from services.kit.ids import PoolId
 from services.kit.log import get_logger
@@ -103,10 +104,19 @@ class ChunkPuller:
         )
 
     def _take(self, delivery: Delivery) -> None:
+        now = self._clock.monotonic()
+        ours = self._attempts.released_of(delivery.dispatch)
+        if ours is not None and now - ours.answered_at <= ACK_WAIT_SECONDS:
+            # The store was away for all, and nobody else took it meanwhile: its lines run on.
+            ours.delivery, ours.kept_at, ours.released = delivery, now, False
+            return
         alone = self._attempts.first_alone()
-        attempt = self._attempts.add(delivery, self._clock.monotonic())
+        attempt = self._attempts.add(delivery, now)
         if self._stopped or not self._presence.ready or self._reach.is_lost:
             self._endings.refuse(attempt, 0.0)
+        elif ours is not None:
+            # Opened now, it would be taken from ourselves; the next beat tells whether it is ours.
+            self._endings.refuse(attempt, BEAT_SECONDS)
         elif alone is not None:
             self._endings.refuse(attempt, ALONE_DELAY_SECONDS)
         else:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from protos.nightshift.v1 import dispatch_pb2, work_pb2
+from services.executor import endings, keeper, puller
 from services.executor.engines.base import Answer, EngineRequest
 from services.executor.engines.simulated import SimulatedEngine
 from services.kit import bus as buses
@@ -237,6 +238,30 @@ async def test_work_goes_on_when_the_store_was_away(fleet: Fleet) -> None:
     await eventually(lambda: all(chunk.done for chunk in fleet.work.chunks.values()))
     assert time.monotonic() - back < 3
     await fleet.settled()
+
+
+async def test_lines_run_on_while_the_store_is_away_for_longer_than_messages_wait(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their message is left to the broker, and taken again where nobody else took it."""
+    for module in (keeper, endings, puller):
+        monkeypatch.setattr(module, "ACK_WAIT_SECONDS", 3.0)
+    monkeypatch.setattr(keeper, "IN_PROGRESS_SECONDS", 0.5)
+    dispatch = fleet.work.add_chunk(
+        [chat_line("slow", x_simulate={"delay_ms": 9_000})], pool_id=POOL
+    )
+    await fleet.publish(dispatch)
+    executor = await fleet.start()
+    await eventually(lambda: executor.runner.in_flight == 1)
+    fleet.work.away = True
+    [attempt] = executor.attempts
+    await eventually(lambda: attempt.released)
+    fleet.work.away = False
+    await eventually(lambda: not attempt.released)
+    assert executor.runner.in_flight == 1
+    await fleet.settled()
+    assert fleet.work.chunks[dispatch.chunk_id].results_seen == 1
+    assert len(fleet.work.named("OpenAttempt")) == 1
 
 
 async def test_work_goes_on_when_the_broker_was_killed(
