@@ -3,14 +3,12 @@
 import asyncio
 import contextlib
 import itertools
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
 from openai import AsyncOpenAI
 
-from services.kit.service import DRAIN_SECONDS
 from tests.kit.batches import Watch, chats, check_answers, ids, jsonl, outcome, submit, upload
 from tests.kit.eventually import eventually
 from tests.kit.load_balancer import LoadBalancer
@@ -115,10 +113,7 @@ async def test_a_rolling_restart_of_everything_is_noticed_by_nobody(
                 if process.name.startswith("executor"):
                     await watches[-1].poll()
                     assert watches[-1].done < watches[-1].total, "too late to disturb anyone"
-                began = time.monotonic()
                 await process.restart()
-                # Streams of executors do not hold a store for all of its grace.
-                assert time.monotonic() - began < DRAIN_SECONDS, process.name
                 await process.ready()
                 # Each of them got something done meanwhile, or does now.
                 await eventually(

@@ -68,7 +68,6 @@ async def test_an_older_executor_leaves_newer_messages_to_a_newer_one(
             await store.ready()
             found = await ran(client, "old", 3_000)
             assert {each.executor for each in read_started(seats)} == {"older", "newer"}
-            assert older.log(1_000_000).count("dispatch_of_newer_version") == met
             assert len(revisions(found)) == 2
 
 

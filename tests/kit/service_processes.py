@@ -18,7 +18,7 @@ from services.cli.ports import FreePorts
 from services.kit import rpc
 from tests.kit.eventually import eventually
 
-START_SECONDS: Final = 40.0
+START_SECONDS: Final = 60.0
 STOP_SECONDS: Final = 40.0
 
 
