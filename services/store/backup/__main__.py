@@ -6,6 +6,7 @@ the end; exit status 0 means that it is done, 2 that it could not be.
 
 import argparse
 import asyncio
+import sqlite3
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -65,7 +66,9 @@ def main() -> NoReturn:
     except OSError as error:
         _cannot(f"{error.filename or 'a file'} cannot be written: {error.strerror}")
     except sa.exc.DBAPIError as error:
-        _cannot(f"the database cannot be read or written: {error.orig}")
+        _cannot(f"a database cannot be read or written: {error.orig}")
+    except sqlite3.Error as error:
+        _cannot(f"a database cannot be read or written: {error}")
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     _say({"event": "done", **asdict(facts)})

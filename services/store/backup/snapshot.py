@@ -47,8 +47,9 @@ async def take(db: Database, url: str, to: Path, told: tables.Told) -> None:
     if file is not None:
         await asyncio.to_thread(_copy_pages, file, to, told)
     else:
-        # Repeated as a whole where the connection breaks.
-        await db.read(lambda source: _copy_rows(source, to, told))
+        # Committed after it was read: the server's transaction need not wait for our disk.
+        with opened(to, migrated=True) as target:
+            await db.read(lambda source: tables.copy_all(source, target, told))
 
 
 def _copy_pages(file: Path, to: Path, told: tables.Told) -> None:
@@ -65,11 +66,6 @@ def _copy_pages(file: Path, to: Path, told: tables.Told) -> None:
         source.backup(
             target, pages=_PAGES, progress=lambda _status, left, total: told(total - left)
         )
-
-
-def _copy_rows(source: sa.Connection, to: Path, told: tables.Told) -> None:
-    with opened(to, migrated=True) as target:
-        tables.copy_all(source, target, told)
 
 
 @contextlib.contextmanager
