@@ -19,7 +19,7 @@ from tests.kit.nats_server import NatsServer
 
 __all__ = ["nats_cluster"]
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
 
 T = TypeVar("T")
 

@@ -22,7 +22,7 @@ from tests.kit.batches import Json, Watch, chats, check_answers, ids, outcome, r
 from tests.kit.eventually import eventually
 from tests.kit.up import RunningUp, running_up
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
 
 POOL = pool_id_of("simulated")
 # Two executors, a scheduler and a store: each asks some times a second whatever happens.

@@ -16,7 +16,7 @@ from tests.kit.nats_server import NatsServer
 from tests.kit.service_processes import Services, services
 from tests.kit.started_lines import executions, read_started, started_to
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 PACE_SECONDS = 0.2

@@ -15,7 +15,7 @@ from tests.kit.nats_server import NatsServer
 from tests.kit.service_processes import Gateway, Services, services
 from tests.kit.started_lines import executions, read_started, started_to
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
 
 FAILOVER_SECONDS = 1.0
 LOAD_SECONDS = 3.0

@@ -22,7 +22,7 @@ from tests.kit.service_processes import ServiceProcess, Services, services
 from tests.kit.started_lines import executions, read_started, started_to
 from tests.kit.store import free_port
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
 
 TAKEOVER_SECONDS = TTL_SECONDS + 1.0
 LOAD_SECONDS = 3.0

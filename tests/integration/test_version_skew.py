@@ -20,7 +20,7 @@ from tests.kit.scripted_window import SECRET, ScriptedWindow
 from tests.kit.service_processes import ServiceProcess, services
 from tests.kit.started_lines import executions, read_started, started_to
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
 
 NEWER = """
 import runpy, sys
