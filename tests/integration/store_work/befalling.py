@@ -42,6 +42,11 @@ class Frozen:
     check: Check | None
     since_ms: int
 
+    @property
+    def is_done(self) -> bool:
+        """Whether only its answer is held up."""
+        return self.check is not None
+
 
 class Befalling(RuleBasedStateMachine):
     """Stores and their model, side by side. Subclasses say where stores keep what they share."""
@@ -160,10 +165,15 @@ class Befalling(RuleBasedStateMachine):
         self._finish(frozen.op, frozen.member, answer, frozen.check)
 
     def restart(self, member: Member) -> None:
-        for each in [each for each in self.frozen if each.member is member]:
+        dropped = [each for each in self.frozen if each.member is member]
+        for each in dropped:
             self.frozen.remove(each)
             self.run(_stop(each.task))
         self.run(member.crash())
+        for each in dropped:
+            if each.is_done and each.op.again:
+                # Its answer is lost: the client asks again.
+                self._finish(each.op, member, self.run(each.op.on(member)))
 
     def stop(self) -> None:
         """End all."""
