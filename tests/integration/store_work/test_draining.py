@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -32,7 +33,8 @@ async def test_an_open_stream_of_results_ends_in_order_when_the_store_drains(
             await more.wait()
 
         call = client.work.AppendResults(nothing_yet(), metadata=client.metadata)
-        assert (await call.read()).frame == 1
+        answer: Any = await call.read()
+        assert answer.frame == 1
         began = time.monotonic()
         stopping = asyncio.create_task(asyncio.to_thread(client.store.stop))
         assert await call.read() is grpc.aio.EOF
