@@ -5,7 +5,9 @@ is importing. The template imports once; each service is a copy of it by fork, m
 of gRPC runs, with an environment and a log of its own.
 """
 
+import asyncio
 import contextlib
+import faulthandler
 import importlib
 import json
 import os
@@ -22,7 +24,7 @@ import pytest
 
 from tests.kit.eventually import eventually
 
-STOP_SECONDS: Final = 20.0
+STOP_SECONDS: Final = 60.0
 _MODULES: Final = (
     "services.store.main",
     "services.scheduler.main",
@@ -134,7 +136,10 @@ class Copied:
         try:
             await eventually(lambda: not self.runs, within_seconds=STOP_SECONDS)
         except AssertionError as error:
-            error.add_note(self.log()[-4_000:])
+            # It says what it is about.
+            self.send(signal.SIGUSR2)
+            await asyncio.sleep(1)
+            error.add_note(self.log()[-8_000:])
             raise
         finally:
             await self.kill()
@@ -185,6 +190,7 @@ def _become(asked: dict[str, Any]) -> NoReturn:
         os.environ.clear()
         os.environ.update(asked["environment"])
         os.environ["NIGHTSHIFT_DIE_WITH_PARENT"] = str(os.getppid())
+        faulthandler.register(signal.SIGUSR2)
         from services.kit import failpoints
 
         # They were read when the template imported them.

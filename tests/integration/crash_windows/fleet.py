@@ -27,7 +27,7 @@ T = TypeVar("T")
 Json = dict[str, object]
 Story = Callable[["Fleet"], Awaitable[None]]
 
-WITHIN_SECONDS: Final = 50.0
+WITHIN_SECONDS: Final = 120.0
 COMPLETED: Final = batches_pb2.BATCH_STATUS_COMPLETED
 _CONSTANTS: Final[dict[str, dict[str, object]]] = {
     "store": {},

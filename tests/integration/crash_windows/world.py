@@ -44,7 +44,7 @@ T = TypeVar("T")
 Call = Callable[["Asker"], Awaitable[T]]
 Check = Callable[[], Awaitable[None]]
 
-WITHIN_SECONDS: Final = 40.0
+WITHIN_SECONDS: Final = 120.0
 _A_DAY_LATER_SECONDS: Final = 25 * 3_600
 _keys: Final = itertools.count(1)
 
@@ -127,7 +127,7 @@ class World:
         self.environment: dict[str, str] = {}
         # A store that stands still is waited for as long as its leases last.
         self.constants: dict[str, object] = {
-            "services.store.finalizer._LEASE_MS": 1_500,
+            "services.store.finalizer._LEASE_MS": 1_000,
             "services.store.deliveries.LEASE_MS": 1_500,
             # In a story the same work ends many stores.
             "services.store.domain.patience._LONGEST_MS": 200,
