@@ -18,7 +18,7 @@ from services.store.ender import STOP_MS
 from tests.integration.store_work.harness import Worker
 from tests.kit.store import StoreProcess, free_port
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(180)]
 
 LINES = 6
 DONE = (0, 3)

@@ -15,11 +15,11 @@ from tests.integration.store_work.harness import Worker
 from tests.kit.power_cut import Event, PowerCut
 from tests.kit.store import StoreProcess, chat_line
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(180)]
 
 T = TypeVar("T")
 
-SLOW_MS = 20
+SLOW_MS = 10
 """How long each sync takes, so that an answer that did not wait for it comes first."""
 LINES = 8
 BIG = "x" * 400_000

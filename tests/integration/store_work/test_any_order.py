@@ -43,8 +43,8 @@ def run_on(place: Ground, examples: int) -> None:
 
 
 def test_one_store(tmp_path: Path) -> None:
-    run_on(SQLiteGround(tmp_path), EXAMPLES or 20)
+    run_on(SQLiteGround(tmp_path), EXAMPLES or 15)
 
 
 def test_two_stores_on_one_database(store_databases: StoreDatabases) -> None:
-    run_on(PostgresGround(store_databases), EXAMPLES or 7)
+    run_on(PostgresGround(store_databases), EXAMPLES or 6)
