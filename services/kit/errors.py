@@ -19,7 +19,7 @@ Servicers and routes raise these; interceptors and the gateway's envelope turn t
 """
 
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import grpc
 from google.protobuf import any_pb2
@@ -27,6 +27,19 @@ from google.rpc import status_pb2
 from grpc_status import rpc_status
 
 from protos.nightshift.v1 import common_pb2
+
+_MOST_MESSAGE_BYTES: Final = 1_200
+"""gRPC drops metadata above 8 KiB, and a message goes there twice, each byte as up to three."""
+
+
+def _within_metadata(message: str) -> str:
+    """Leave out the middle of a message that quotes something endless."""
+    encoded = message.encode(errors="replace")
+    if len(encoded) <= _MOST_MESSAGE_BYTES:
+        return message
+    half = _MOST_MESSAGE_BYTES // 2
+    head, tail = encoded[:half], encoded[-half:]
+    return f"{head.decode(errors='ignore')} … {tail.decode(errors='ignore')}"
 
 
 class NightshiftError(Exception):
@@ -46,6 +59,7 @@ class NightshiftError(Exception):
         retry_after_seconds: float | None = None,
     ) -> None:
         """Describe the error in OpenAI's terms: `code` and `param` are null when absent."""
+        message = _within_metadata(message)
         super().__init__(message)
         self.message = message
         self.code = code
