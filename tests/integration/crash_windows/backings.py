@@ -6,7 +6,8 @@ from typing import Final
 
 import pytest
 
-from tests.integration.crash_windows.world import Backing, migrate_now
+from tests.integration.crash_windows.at_rest import migrate_now
+from tests.integration.crash_windows.world import Backing
 from tests.kit.postgres import Postgres, postgres
 
 __all__ = ["empty", "migrated_database", "postgres", "shared"]

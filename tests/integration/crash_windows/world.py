@@ -7,35 +7,20 @@ stood.
 """
 
 import asyncio
-import atexit
-import functools
 import inspect
 import itertools
 import shutil
 import signal
-import tempfile
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeVar
 
-import orjson
-import sqlalchemy as sa
-
 from protos.nightshift.v1 import admin_pb2, models_pb2
 from services.kit import rpc
-from services.kit.clock import ManualClock
 from services.kit.errors import NightshiftError, UnavailableError
-from services.kit.ids import uuid7_hex
-from services.store import doctor, migrate
-from services.store.blobs.local import LocalBlobs
-from services.store.context import Context
-from services.store.database import Database
-from services.store.models import blobs
-from services.store.settings import StoreSettings
-from services.store.sweeper import Sweeper
-from tests.integration.store_work.harness import Worker, keep_fake_time
+from tests.integration.crash_windows import at_rest
+from tests.integration.store_work.harness import Worker
 from tests.kit.eventually import eventually
 from tests.kit.store import MODEL, POOL, free_port, our_errors
 from tests.kit.template import Copied, Template
@@ -45,7 +30,6 @@ Call = Callable[["Asker"], Awaitable[T]]
 Check = Callable[[], Awaitable[None]]
 
 WITHIN_SECONDS: Final = 120.0
-_A_DAY_LATER_SECONDS: Final = 25 * 3_600
 _keys: Final = itertools.count(1)
 
 
@@ -162,7 +146,7 @@ class World:
 
     def blobs(self) -> list[Path]:
         """Every blob that is there."""
-        return blob_files(self.blob_folder)
+        return at_rest.blob_files(self.blob_folder)
 
     @property
     def blob_folder(self) -> Path:
@@ -176,19 +160,11 @@ class World:
 
     def sql(self, *statements: str) -> None:
         """Change rows behind the stores' backs."""
-        engine = sa.create_engine(driver_url(self.database_url))
-        with engine.begin() as connection:
-            for statement in statements:
-                connection.execute(sa.text(statement))
-        engine.dispose()
+        at_rest.change(self.database_url, *statements)
 
     def sql_one(self, query: str) -> int:
         """Look at the first value that a query finds."""
-        engine = sa.create_engine(driver_url(self.database_url))
-        with engine.begin() as connection:
-            found = connection.scalar(sa.text(query))
-        engine.dispose()
-        return int(found)
+        return at_rest.look(self.database_url, query)
 
     # --- for stories -----------------------------------------------------------------------------
 
@@ -205,7 +181,7 @@ class World:
         await self.start_nothing()
         if not self.backing.several_stores and not (self.data / "nightshift.db").exists():
             # Making the schema is a story of its own.
-            shutil.copy(migrated(), self.data / "nightshift.db")
+            shutil.copy(at_rest.migrated(), self.data / "nightshift.db")
         self.member.process.start({"NIGHTSHIFT_FAILPOINTS": armed})
         if not armed:
             await self.ready()
@@ -365,7 +341,9 @@ class World:
             await self._stop_guard()
             for member in self._members:
                 await member.process.stop()
-            await self._check_all()
+            await at_rest.check_all(
+                self.database_url, self.blob_folder, self.data, self.backing.secret_file
+            )
         except Exception as error:
             error.add_note(self.logs())
             raise
@@ -400,73 +378,3 @@ class World:
             await member.process.kill()
         for call in self._at_end:
             call()
-
-    async def _check_all(self) -> None:
-        """Nothing contradicts itself, and a day later no blob is left that nothing names."""
-        folder = self.blob_folder
-        names = await self._a_day_later()
-        on_disk = sorted(str(path.relative_to(folder)) for path in blob_files(folder))
-        assert on_disk == names, "blobs that nothing names, or named ones that are gone"
-        said: list[object] = []
-        settings = StoreSettings(
-            data_dir=self.data,
-            database_url=self.backing.database_url,
-            blobs_url=self.blob_folder.as_uri(),
-            secret_file=self.backing.secret_file,
-        )
-        faults = await asyncio.to_thread(doctor.check, settings, said.append, deep=True)
-        assert faults == 0, orjson.dumps(said, option=orjson.OPT_INDENT_2).decode()
-
-    async def _a_day_later(self) -> list[str]:
-        """Sweep as a store that finds things a day old; return the blobs that are named then."""
-        clock = ManualClock(time.time() + _A_DAY_LATER_SECONDS)
-        db = Database(self.database_url)
-        keep_fake_time(db)
-        try:
-            context = Context(
-                db=db,
-                blobs=LocalBlobs(self.blob_folder),
-                clock=clock,
-                new_id=uuid7_hex,
-                settings=StoreSettings(data_dir=self.data),
-                wake=lambda _name: None,
-            )
-            await Sweeper(context).run_once()
-            rows = await db.read(
-                lambda connection: connection.execute(sa.select(blobs.c.name, blobs.c.state)).all()
-            )
-            await context.blobs.close()
-        finally:
-            db.close()
-        assert {row.state for row in rows} <= {"live"}, rows
-        return sorted(row.name for row in rows)
-
-
-@functools.cache
-def migrated() -> Path:
-    """Make an SQLite database without rows once."""
-    file = Path(tempfile.mkdtemp(prefix="nightshift-windows-")) / "nightshift.db"
-    atexit.register(shutil.rmtree, file.parent, ignore_errors=True)
-    migrate_now(f"sqlite:///{file}")
-    return file
-
-
-def migrate_now(url: str) -> None:
-    """Make the schema of a store."""
-    db = Database(url)
-    try:
-        migrate.upgrade(db.writer_engine, int(time.time()))
-    finally:
-        db.close()
-
-
-def driver_url(url: str) -> sa.URL:
-    """Return a database's address with the driver that is installed."""
-    made = sa.make_url(url)
-    return made if made.drivername == "sqlite" else made.set(drivername="postgresql+psycopg")
-
-
-def blob_files(folder: Path) -> list[Path]:
-    """Every blob in a directory, those that are being written left out."""
-    unfinished = folder / "tmp"
-    return [path for path in folder.rglob("*") if path.is_file() and unfinished not in path.parents]
