@@ -133,7 +133,12 @@ class Database:
 
     def start(self) -> None:
         """See `Backing`."""
-        self._server.start()
+        try:
+            self._server.start()
+        except RuntimeError:
+            # Its processes that were killed may hold its memory for a moment still.
+            self._server.stop()
+            raise
         self.pid = self._server.pid
         self._name = self._name or self._server.new_database().rpartition("/")[2]
 
