@@ -147,7 +147,7 @@ class Copied:
     async def kill(self) -> None:
         """SIGKILL, and wait until it is gone."""
         self.send(signal.SIGKILL)
-        await eventually(lambda: not self.runs)
+        await eventually(lambda: not self.runs, within_seconds=STOP_SECONDS)
 
     def log(self) -> str:
         """All that it logged."""
