@@ -58,6 +58,7 @@ def check(settings: StoreSettings, write: Write, *, deep: bool) -> int:
 
     Raises:
         CannotCheckError: there is nothing that could be checked.
+        SettingsError: a setting is none.
     """
     database = snapshot.sqlite_file(settings.sqlalchemy_url)
     try:

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from services.store import migrate
 from services.store.backup import tables
 from services.store.database import Database
+from services.store.sql import parse_url
 
 _PAGES: Final = 4_096
 """Pages at once; between two of them it tells how far it is."""
@@ -27,8 +28,12 @@ def now_ms(connection: sa.Connection) -> int:
 
 
 def sqlite_file(url: str) -> Path | None:
-    """Return the file of a database; None where it is no SQLite."""
-    parsed = sa.make_url(url)
+    """Return the file of a database; None where it is no SQLite.
+
+    Raises:
+        SettingsError: it is no URL.
+    """
+    parsed = parse_url(url)
     if parsed.get_backend_name() != "sqlite" or not parsed.database:
         return None
     return Path(parsed.database)

@@ -10,19 +10,27 @@ from services.store.sql.sqlite import Sqlite
 _POSTGRES = ("postgresql", "postgres", "postgresql+psycopg")
 
 
-def open_dialect(url: str, *, durable: bool) -> Dialect:
-    """Return what works on the database of a URL; nothing is connected yet.
+def parse_url(url: str) -> sa.URL:
+    """Return the parts of a database's URL.
 
     Raises:
-        SettingsError: it is no URL of PostgreSQL or SQLite; without its text, since it may hold a
-            password.
+        SettingsError: it is no URL; without its text, since it may hold a password.
     """
     try:
-        parsed = sa.make_url(url)
+        return sa.make_url(url)
     except (ArgumentError, ValueError):
         raise SettingsError(
             "NIGHTSHIFT_STORE_DATABASE_URL is no URL such as postgresql://USER@HOST/DATABASE"
         ) from None
+
+
+def open_dialect(url: str, *, durable: bool) -> Dialect:
+    """Return what works on the database of a URL; nothing is connected yet.
+
+    Raises:
+        SettingsError: it is no URL of PostgreSQL or SQLite.
+    """
+    parsed = parse_url(url)
     if parsed.drivername in {"sqlite", "sqlite+pysqlite"}:
         return Sqlite(parsed, durable=durable)
     if parsed.drivername in _POSTGRES:
