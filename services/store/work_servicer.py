@@ -5,6 +5,7 @@ from typing import Any
 
 from protos.nightshift.v1 import work_pb2, work_pb2_grpc
 from services.kit.errors import InvalidRequestError
+from services.kit.log import get_logger
 from services.store import (
     chunks_repo,
     executors_repo,
@@ -16,10 +17,14 @@ from services.store import (
     window_repo,
 )
 from services.store.appending import Appender
+from services.store.blobs.base import BlobMissingError
 from services.store.context import Context
 from services.store.domain import results
+from services.store.domain.line_index import IndexFormatError, LineIndex
 from services.store.engines_repo import EngineNotes
 from services.store.input_reader import InputReader
+
+_log = get_logger(__name__)
 
 _Context = Any  # ServicerContext is generic in its stubs only
 
@@ -110,7 +115,7 @@ class WorkServicer(work_pb2_grpc.WorkServicer):
         names = await self._context.db.read(
             lambda connection: window_repo.indexes_of(connection, wanted)
         )
-        indexes = {batch: await self._reader.index(name) for batch, name in names.items()}
+        indexes = await self._indexes(names)
 
         def cut_all(connection: window_repo.Connection) -> work_pb2.CutChunksResponse:
             now_ms = self._context.now_ms()
@@ -121,6 +126,19 @@ class WorkServicer(work_pb2_grpc.WorkServicer):
             return work_pb2.CutChunksResponse(dispatches=made)
 
         return await self._context.db.write("chunk.cut", cut_all)
+
+    async def _indexes(self, names: dict[str, str]) -> dict[str, LineIndex]:
+        """Return the line index of each batch, without those of which somebody took theirs away.
+
+        Such a batch waits for the operator, and nobody waits for it.
+        """
+        found = {}
+        for batch_id, name in names.items():
+            try:
+                found[batch_id] = await self._reader.index(name)
+            except (BlobMissingError, IndexFormatError) as error:
+                _log.error("batch_has_no_index", batch=batch_id, blob=name, error=str(error))
+        return found
 
     async def ReportPools(
         self, request: work_pb2.ReportPoolsRequest, context: _Context
