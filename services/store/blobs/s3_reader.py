@@ -22,6 +22,9 @@ class S3Reader:
             with told(name):
                 return obstore.head(self._store, name)["size"]
         except BlobMissingError:
+            # That answer has no text, which alone tells a missing bucket from a missing blob.
+            with told(name):
+                next(iter(obstore.list(self._store, chunk_size=1)), None)
             return None
 
     def read(self, name: str, offset: int, length: int) -> bytes:

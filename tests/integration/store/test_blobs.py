@@ -277,6 +277,16 @@ async def test_a_long_fault_says_to_come_back_and_is_no_missing_blob(
     await blobs.put("test.step", lost, b"again")
 
 
+def test_a_check_takes_a_missing_bucket_for_no_missing_blob(
+    bucket: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = at_server(bucket, monkeypatch)
+    assert blob_reader(there).size(new_name()) is None
+    away = blob_reader(there.model_copy(update={"blobs_url": f"s3://no-{BUCKET}/{PREFIX}"}))
+    with pytest.raises(UnavailableError):
+        away.size(new_name())
+
+
 @pytest.mark.parametrize(
     "fault",
     [Fault(method="PUT", query="partNumber=2"), Fault(method="POST", query="uploadId")],
