@@ -26,6 +26,7 @@ from services.kit.clock import Clock
 from services.kit.ids import PoolId
 from services.kit.log import get_logger
 from services.kit.loop import Loop
+from services.kit.tasks import end
 
 _log = get_logger(__name__)
 
@@ -189,11 +190,9 @@ class Executor:
             parts.append(engine_life)
             await stopping.wait()
             await self._drain(engine_life)
-            # Python 3.11's `wait_for`, on which the bus waits, may swallow a cancellation.
             for loop in ticks:
                 loop.stop()
-            for part in parts:
-                part.cancel()
+            await end(*parts)
 
     def _expiry_tick(self) -> float:
         return min(1.0, self._identity.line_timeout_seconds / 10)

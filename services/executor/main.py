@@ -10,7 +10,7 @@ from services.executor.executor import LEAVING_SECONDS, Executor, Identity
 from services.executor.last_resort import end_in_time
 from services.executor.settings import ExecutorSettings
 from services.executor.store_client import StoreClient
-from services.kit import bus, ids, rpc, service
+from services.kit import bus, ids, rpc, service, tasks
 from services.kit.clock import SystemClock
 from services.kit.interceptors import ErrorsInterceptor, TelemetryInterceptor
 from services.kit.log import get_logger
@@ -98,7 +98,7 @@ async def serve(stopping: asyncio.Event) -> None:
 
 async def _connect(settings: ExecutorSettings, stopping: asyncio.Event) -> bus.Bus | None:
     """Connect to the bus, however long that takes; None when told to stop meanwhile."""
-    connecting = asyncio.ensure_future(
+    connecting = asyncio.create_task(
         bus.connect(settings.nats_url, settings.name, replicas=settings.nats_replicas)
     )
     stop = asyncio.ensure_future(stopping.wait())
@@ -106,7 +106,7 @@ async def _connect(settings: ExecutorSettings, stopping: asyncio.Event) -> bus.B
     stop.cancel()
     if connecting.done():
         return connecting.result()
-    connecting.cancel()
+    await tasks.end(connecting)
     return None
 
 

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Coroutine
 from typing import Any, NoReturn, TypeVar
 
-from services.kit import bus, interceptors, rpc, service
+from services.kit import bus, interceptors, rpc, service, tasks
 from services.kit.clock import SystemClock
 from services.kit.ids import uuid7_hex
 from services.kit.log import get_logger
@@ -75,7 +75,7 @@ async def _unless(stopping: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | 
     stopped.cancel()
     if working.done():
         return working.result()
-    working.cancel()
+    await tasks.end(working)
     return None
 
 

@@ -7,6 +7,7 @@ from protos.nightshift.v1 import dispatch_pb2
 from services.kit.bus import Bus
 from services.kit.clock import Clock
 from services.kit.loop import Loop
+from services.kit.tasks import end
 from services.scheduler.dispatcher import Dispatcher
 from services.scheduler.domain.policies.base import Policy
 from services.scheduler.leader import RENEW_SECONDS, Leader
@@ -84,11 +85,9 @@ class Scheduler:
                 loop.stop()
             await asyncio.wait(tasks, timeout=_DRAIN_SECONDS)
         finally:
-            for loop, task in zip(loops, tasks, strict=True):
-                # Python 3.11's `wait_for`, on which the bus waits, may swallow a cancellation.
+            for loop in loops:
                 loop.stop()
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end(*tasks)
         await self._leader.resign()
 
     async def _reconcile(self) -> None:

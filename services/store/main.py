@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, NoReturn
@@ -16,7 +17,7 @@ from protos.nightshift.v1 import (
     webhooks_pb2_grpc,
     work_pb2_grpc,
 )
-from services.kit import ids, rpc, service
+from services.kit import ids, rpc, service, tasks
 from services.kit.clock import SystemClock
 from services.kit.interceptors import (
     ErrorsInterceptor,
@@ -59,6 +60,8 @@ _WORK = f"{_PACKAGE}.Work"
 
 def main() -> NoReturn:
     """Run the store until it is told to stop."""
+    # What it keeps is users' content and secrets of webhooks.
+    os.umask(0o077)
     memory.prepare()
     service.run("store", _serve)
 
@@ -174,8 +177,7 @@ async def _in_background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]
     try:
         yield
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await tasks.end(task)
 
 
 async def _finish(loop: Loop, task: "asyncio.Task[None]") -> None:

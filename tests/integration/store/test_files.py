@@ -280,3 +280,16 @@ async def test_a_second_store_on_the_same_data_refuses_to_start(client: Client) 
     assert second.process.wait(20) == 2
     assert "another store works on" in client.store.log()
     assert (await client.upload(chat_line("r1"))).bytes > 0
+
+
+async def test_nobody_else_on_the_machine_may_read_what_is_kept(
+    client: Client, store: StoreProcess
+) -> None:
+    await client.upload(chat_line("private"))
+    # Its folder is made by the test; what the store puts there is the store's to protect.
+    open_to_others = [
+        str(path.relative_to(store.data))
+        for path in store.data.rglob("*")
+        if path.stat().st_mode & 0o077 and path.name != "store.log"
+    ]
+    assert open_to_others == []
