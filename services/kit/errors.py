@@ -158,10 +158,11 @@ class UnavailableError(NightshiftError):
 
 
 def all_error_classes(root: type[NightshiftError] = NightshiftError) -> Iterator[type]:
-    """Walk the table, `root` first."""
+    """Walk the table, `root` first; a subclass made elsewhere travels as its parent."""
     yield root
     for child in root.__subclasses__():
-        yield from all_error_classes(child)
+        if child.__module__ == __name__:
+            yield from all_error_classes(child)
 
 
 _BY_HTTP_STATUS: dict[int, type[NightshiftError]] = {
