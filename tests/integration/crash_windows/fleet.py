@@ -5,6 +5,7 @@ and in the end all of them go on where they stood.
 """
 
 import asyncio
+import contextlib
 import hashlib
 import inspect
 import signal
@@ -13,14 +14,18 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final, TypeVar
 
+import nats
+import nats.js.errors
 import orjson
 
 from protos.nightshift.v1 import batches_pb2
+from services.kit import bus
+from services.kit.subjects import durable_of
 from services.store import doctor
 from services.store.settings import StoreSettings
 from tests.kit.eventually import eventually
 from tests.kit.nats_server import NatsServer
-from tests.kit.store import Client, chat_line, free_port
+from tests.kit.store import POOL, Client, chat_line, free_port
 from tests.kit.template import Copied, Template
 
 T = TypeVar("T")
@@ -138,6 +143,13 @@ class Fleet:
             return (await self.client.get(batch_id)).status == COMPLETED
 
         await self.until(is_completed)
+
+    async def remove_queue(self) -> None:
+        """Have the pool's queue deleted at the broker, if it is there."""
+        connection = await nats.connect(self.nats.url)
+        with contextlib.suppress(nats.js.errors.NotFoundError):
+            await connection.jetstream().delete_consumer(bus.WORK_STREAM, durable_of(POOL))
+        await connection.close()
 
     async def until(self, condition: Callable[[], T | Awaitable[T]]) -> T:
         """Wait until something holds."""
