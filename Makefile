@@ -90,8 +90,9 @@ endif
 
 # --- checks --------------------------------------------------------------------------------------
 
-# A file's tests stay in one process, so that they share what they start.
-BESIDE := -n 4 --dist loadfile
+# A file's tests stay in one process, so that they share what they start. Files are begun in the
+# order of tests/conftest.py, not by their number of tests: long ones have few.
+BESIDE := -n 4 --dist loadfile --no-loadscope-reorder
 
 .PHONY: test
 test: setup ## All tests, vLLM included

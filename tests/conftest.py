@@ -1,6 +1,17 @@
-"""Fixtures that every suite may ask for by name."""
+"""Fixtures that every suite may ask for by name, and the order of files."""
+
+import pytest
 
 from tests.kit.nats_server import nats_server
 from tests.kit.postgres import all_store_databases, postgres, postgres_url, store_databases
 
 __all__ = ["all_store_databases", "nats_server", "postgres", "postgres_url", "store_databases"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with files whose tests wait long: beside each other, nothing is waited for at the end.
+
+    The order within a file stays, and so does that of files alike.
+    """
+    slow = {item.path for item in items if item.get_closest_marker("slow") is not None}
+    items.sort(key=lambda item: item.path not in slow)
