@@ -91,6 +91,7 @@ async def test_what_cannot_be_backed_up_is_said(
     (tmp_path / "used" / "thesis.tex").write_text("mine")
     assert "is not empty" in await why(pristine.root, tmp_path / "used")
     data = pristine.copy(tmp_path / "data")
+    assert "lies within" in await why(data.root, data.root / "blobs" / "backup")
     data.blob("SELECT blob FROM segments WHERE blob IS NOT NULL").unlink()
     assert "is gone" in await why(data.root, tmp_path / "lost")
     with pytest.raises(BackupError, match="was not finished"):
