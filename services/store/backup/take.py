@@ -46,11 +46,7 @@ async def take(settings: StoreSettings, to: Path, reuse: Path | None, write: Wri
     file = snapshot.sqlite_file(settings.sqlalchemy_url)
     if file is not None and not file.is_file():
         raise BackupError(f"there is no {file}: name the directory of `nightshift up` with --data")
-    if to.resolve().is_relative_to(settings.data_dir.resolve()):
-        raise BackupError(
-            f"{to} lies within what is to be backed up ({settings.data_dir}): name a directory "
-            "elsewhere, best on another disk"
-        )
+    _refuse_within(settings.data_dir, to)
     older = None if reuse is None else Place(reuse)
     if older is not None:
         older.facts()
@@ -84,6 +80,14 @@ async def take(settings: StoreSettings, to: Path, reuse: Path | None, write: Wri
         place.finish(facts)
         failpoints.after("backup.finish")
     return facts
+
+
+def _refuse_within(data_dir: Path, to: Path) -> None:
+    if to.resolve().is_relative_to(data_dir.resolve()):
+        raise BackupError(
+            f"{to} lies within what is to be backed up ({data_dir}): name a directory elsewhere, "
+            "best on another disk"
+        )
 
 
 def _settle(database: Path) -> int:
