@@ -1,11 +1,18 @@
 """Fixtures that every suite may ask for by name, and the order of files."""
 
+import hypothesis
 import pytest
 
 from tests.kit.nats_server import nats_server
 from tests.kit.postgres import all_store_databases, postgres, postgres_url, store_databases
 
 __all__ = ["all_store_databases", "nats_server", "postgres", "postgres_url", "store_databases"]
+
+# A machine that does other work is slow, and that is no fault of what is tried.
+hypothesis.settings.register_profile(
+    "busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("busy")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

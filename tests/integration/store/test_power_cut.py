@@ -6,6 +6,7 @@
 import asyncio
 import os
 import random
+import subprocess
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,11 +15,12 @@ import pytest
 
 from protos.nightshift.v1 import batches_pb2
 from services.kit.errors import ConflictError, NotFoundError, UnavailableError
+from services.kit.tasks import end
 from tests.integration.store_work.harness import Worker, ranges_of
 from tests.kit import data_at_rest
 from tests.kit.eventually import eventually
 from tests.kit.power_cut import PowerCut
-from tests.kit.store import StoreProcess, chat_line
+from tests.kit.store import START_SECONDS, StoreProcess, chat_line
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(36_000)]
 
@@ -139,6 +141,29 @@ async def check(client: Worker, known: Acknowledged) -> None:
                 assert len(output) + len(error) == lines
 
 
+async def begins(client: Worker, known: Acknowledged, process: subprocess.Popen[bytes]) -> bool:
+    """Check a store that was just started; False where what was left brought it to its place."""
+
+    async def begin() -> None:
+        await client.ready()
+        await client.register()
+        await check(client, known)
+
+    beginning = asyncio.create_task(begin())
+    await eventually(
+        lambda: beginning.done() or process.poll() is not None, within_seconds=2 * START_SECONDS
+    )
+    if not beginning.done():
+        await end(beginning)
+        return False
+    try:
+        await beginning
+    except UnavailableError:
+        await eventually(lambda: process.poll() is not None)
+        return False
+    return True
+
+
 @pytest.mark.parametrize("seed", range(2))
 async def test_what_was_acknowledged_survives_power_cuts(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
@@ -152,13 +177,12 @@ async def test_what_was_acknowledged_survives_power_cuts(tmp_path: Path, seed: i
         store = StoreProcess(disk.root / "data", {**disk.environment(delay_ms=1), **at})
         store.start()
         client = Worker(store)
-        await client.ready()
-        await client.register()
-        await check(client, known)
-        load = [asyncio.create_task(Load(client, known, chance).run()) for _ in range(WORKERS)]
-        enough = known.said + chance.randint(5, 60)
         process = store.process
         assert process is not None
+        load = []
+        if await begins(client, known, process):
+            load = [asyncio.create_task(Load(client, known, chance).run()) for _ in range(WORKERS)]
+        enough = known.said + chance.randint(5, 60)
         await eventually(
             lambda process=process, enough=enough: (
                 known.said >= enough or process.poll() is not None
