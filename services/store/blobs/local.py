@@ -93,19 +93,7 @@ class LocalBlobs(Blobs):
 
     def _read(self, name: str, offset: int, length: int) -> bytes:
         with _told(name):
-            try:
-                descriptor = os.open(self._root / name, os.O_RDONLY)
-            except FileNotFoundError:
-                raise BlobMissingError(name) from None
-            try:
-                pieces = []
-                while length > 0 and (piece := os.pread(descriptor, length, offset)):
-                    pieces.append(piece)
-                    offset += len(piece)
-                    length -= len(piece)
-                return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-            finally:
-                os.close(descriptor)
+            return read_file(self._root, name, offset, length)
 
     async def _delete(self, names: tuple[str, ...]) -> None:
         await asyncio.to_thread(self._unlink, names)
@@ -232,3 +220,25 @@ def _remove_if_left(unfinished: Path) -> None:
     with contextlib.suppress(FileNotFoundError, BlockingIOError), unfinished.open("r+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         unfinished.unlink()
+
+
+def read_file(folder: Path, name: str, offset: int, length: int) -> bytes:
+    """Return up to `length` bytes of a blob in a folder, from `offset`.
+
+    Raises:
+        BlobMissingError: there is no such blob.
+        OSError: the disk does not give it.
+    """
+    try:
+        descriptor = os.open(folder / name, os.O_RDONLY)
+    except (FileNotFoundError, NotADirectoryError):
+        raise BlobMissingError(name) from None
+    try:
+        pieces = []
+        while length > 0 and (piece := os.pread(descriptor, length, offset)):
+            pieces.append(piece)
+            offset += len(piece)
+            length -= len(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    finally:
+        os.close(descriptor)

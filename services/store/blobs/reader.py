@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from services.store.blobs.base import BlobMissingError
+from services.store.blobs.local import read_file
 from services.store.blobs.place import bucket_of, folder_of
 from services.store.settings import StoreSettings
 
@@ -60,19 +60,7 @@ class FolderReader:
 
     def read(self, name: str, offset: int, length: int) -> bytes:
         """See `BlobReader.read`."""
-        try:
-            descriptor = os.open(self._folder / name, os.O_RDONLY)
-        except (FileNotFoundError, NotADirectoryError):
-            raise BlobMissingError(name) from None
-        try:
-            pieces = []
-            while length > 0 and (piece := os.pread(descriptor, length, offset)):
-                pieces.append(piece)
-                offset += len(piece)
-                length -= len(piece)
-            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        finally:
-            os.close(descriptor)
+        return read_file(self._folder, name, offset, length)
 
     def names(self) -> Iterator[tuple[str, int]]:
         """See `BlobReader.names`."""
