@@ -286,13 +286,6 @@ async def test_some_purposes_are_not_given_back(openai_client: AsyncOpenAI, purp
     assert f"Not allowed to download files of purpose: {purpose}" in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["x", "界"])
-async def test_an_endless_id_is_unknown_too(openai_client: AsyncOpenAI, text: str) -> None:
-    # The message that quotes it must fit the metadata of a call between two services.
-    with pytest.raises(openai.NotFoundError, match="No such File object"):
-        await openai_client.files.retrieve(text * 3_000)
-
-
 # contract: 16, 81
 async def test_an_unknown_file(openai_client: AsyncOpenAI) -> None:
     files = openai_client.files

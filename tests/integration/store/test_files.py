@@ -293,3 +293,11 @@ async def test_nobody_else_on_the_machine_may_read_what_is_kept(
         if path.stat().st_mode & 0o077 and path.name != "store.log"
     ]
     assert open_to_others == []
+
+
+async def test_a_message_that_quotes_an_endless_id_arrives(client: Client) -> None:
+    with pytest.raises(NotFoundError) as unknown, our_errors():
+        await client.files.GetFile(
+            files_pb2.GetFileRequest(file_id="x" * 9_000), metadata=client.metadata
+        )
+    assert "No such File object" in unknown.value.message
