@@ -2,6 +2,7 @@
 
 import hypothesis
 import pytest
+import structlog
 
 from tests.kit.nats_server import nats_server
 from tests.kit.postgres import all_store_databases, postgres, postgres_url, store_databases
@@ -13,6 +14,16 @@ hypothesis.settings.register_profile(
     "busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("busy")
+
+# As processes log, without the values of variables: to draw those takes most of a second.
+structlog.configure(
+    processors=[
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback),
+    ]
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

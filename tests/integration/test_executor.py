@@ -60,6 +60,7 @@ async def test_a_message_stays_until_the_store_has_made_its_results_durable(flee
 async def test_a_one_line_chunk_does_not_wait_for_company(fleet: Fleet) -> None:
     await fleet.start()
     await eventually(lambda: fleet.work.named("RegisterExecutor"))
+    took = []
     for index in range(5):
         dispatch = fleet.work.add_chunk(lines(1), pool_id=POOL, first=index)
         started = time.monotonic()
@@ -67,7 +68,9 @@ async def test_a_one_line_chunk_does_not_wait_for_company(fleet: Fleet) -> None:
         await eventually(
             lambda: all(one.done for one in fleet.work.chunks.values()), every_seconds=0.002
         )
-        assert time.monotonic() - started < 0.5
+        took.append(time.monotonic() - started)
+    # One that waits does so each time; a busy machine now and then.
+    assert min(took) < 0.5
 
 
 async def test_failures_are_error_lines_and_passing_ones_run_again(fleet: Fleet) -> None:

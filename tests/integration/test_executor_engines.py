@@ -3,10 +3,12 @@
 import asyncio
 import time
 from collections.abc import Iterable
+from itertools import pairwise
 
 import pytest
 
 from protos.nightshift.v1 import dispatch_pb2, work_pb2
+from services.executor import executor as executors
 from services.executor.engines.base import EngineStartError
 from services.executor.engines.simulated import SimulatedEngine
 from services.kit.subjects import event_subject
@@ -22,6 +24,9 @@ DEAD = dispatch_pb2.ENGINE_STATE_DEAD
 READY = dispatch_pb2.ENGINE_STATE_READY
 STARTING = dispatch_pb2.ENGINE_STATE_STARTING
 
+RARE_BEATS_SECONDS = 6.0
+"""For what must not wait for a beat, on a machine that may be busy."""
+
 
 class UnwillingEngine(SimulatedEngine):
     """A fake engine that does not start while something is missing."""
@@ -36,6 +41,11 @@ class UnwillingEngine(SimulatedEngine):
         if self.missing is not None:
             raise self.missing
         await super().start()
+
+    @property
+    def waits(self) -> list[float]:
+        """Seconds between one start and the next."""
+        return [later - one for one, later in pairwise(self.starts)]
 
 
 @pytest.mark.parametrize(
@@ -54,9 +64,9 @@ async def test_an_engine_that_does_not_start_is_told_of_and_takes_no_work(
     await fleet.publish(dispatch)
     executor = await fleet.start(engine=engine)
     await eventually(lambda: len(engine.starts) >= 4)
-    waits = [later - one for one, later in zip(engine.starts, engine.starts[1:], strict=False)]
-    # Ever more slowly.
-    assert waits[0] < waits[1] < waits[2]
+    # Ever more slowly: a busy machine may only make a wait longer.
+    for wait, at_least in zip(engine.waits, [0.25, 0.5, 1.0], strict=False):
+        assert wait >= at_least
     told = [beat for beat in fleet.rooms if beat.trouble]
     assert {beat.trouble for beat in told} == {said}
     # It stays told while the engine is tried again.
@@ -83,8 +93,9 @@ async def test_an_engine_that_dies_again_and_again_waits_longer_each_time(fleet:
         await fleet.publish(fleet.work.add_chunk(texts, pool_id=POOL, first=first, alone=True))
     await fleet.start(engine=engine)
     await eventually(lambda: len(engine.starts) == 8, within_seconds=20)
-    waits = [later - one for one, later in zip(engine.starts, engine.starts[1:], strict=False)]
-    assert waits[-1] > 4 * waits[0]
+    # From 0.025 s, twice as long each time, up to a second.
+    assert engine.waits[-2] >= 0.8
+    assert engine.waits[-1] >= 1.0
     # A line that is answered shows that the engine works.
     good = fleet.work.add_chunk(lines(1), pool_id=POOL, first=20)
     await fleet.publish(good)
@@ -96,8 +107,11 @@ async def test_an_engine_that_dies_again_and_again_waits_longer_each_time(fleet:
     assert engine.starts[-1] - died < 2
 
 
-async def test_that_suspects_are_in_the_engine_is_told_at_once(fleet: Fleet) -> None:
+async def test_that_suspects_are_in_the_engine_is_told_at_once(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They may end this process before the next beat is due."""
+    monkeypatch.setattr(executors, "BEAT_SECONDS", RARE_BEATS_SECONDS)
     alone = [chat_line("suspect", x_simulate={"delay_ms": 60_000})]
     executor = await fleet.start()
     await eventually(lambda: executor.presence.ready)
@@ -115,7 +129,7 @@ async def test_that_suspects_are_in_the_engine_is_told_at_once(fleet: Fleet) -> 
             ],
             every_seconds=0.001,
         )
-        assert time.monotonic() - began < 0.5
+        assert time.monotonic() - began < RARE_BEATS_SECONDS / 2
         [attempt] = marked[0].attempts
         fleet.work.drops[attempt.token] = work_pb2.DROP_REASON_CANCELLED
         await eventually(lambda: executor.runner.in_flight == 0)

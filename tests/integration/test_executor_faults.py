@@ -8,6 +8,7 @@ import pytest
 
 from protos.nightshift.v1 import dispatch_pb2, work_pb2
 from services.executor import endings, keeper, puller
+from services.executor import executor as executors
 from services.executor.engines.base import Answer, EngineRequest
 from services.executor.engines.simulated import SimulatedEngine
 from services.kit import bus as buses
@@ -55,8 +56,11 @@ async def test_gone_is_dropped_and_busy_comes_back_later(fleet: Fleet) -> None:
 
 @pytest.mark.parametrize("how", ["BATCH_CANCELLING", "BATCH_EXPIRING", "beat"])
 async def test_a_cancelled_batch_leaves_the_engine_and_keeps_what_is_finished(
-    fleet: Fleet, how: str
+    fleet: Fleet, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if how != "beat":
+        # Nothing else tells it in time.
+        monkeypatch.setattr(executors, "BEAT_SECONDS", 6.0)
     texts = [chat_line("done"), chat_line("slow", x_simulate={"delay_ms": 60_000})]
     await fleet.publish(fleet.work.add_chunk([*texts, *lines(3)], pool_id=POOL))
     other = fleet.work.add_chunk(
@@ -74,7 +78,7 @@ async def test_a_cancelled_batch_leaves_the_engine_and_keeps_what_is_finished(
     else:
         fleet.work.drops[token] = work_pb2.DROP_REASON_CANCELLED
     await eventually(lambda: executor.runner.in_flight == 1)
-    assert time.monotonic() - started < (1.6 if how == "beat" else 0.5)
+    assert time.monotonic() - started < 3
     await eventually(lambda: fleet.work.named("HandBack"))
     assert list(fleet.work.named("HandBack")[0].tokens) == [token]
     await fleet.settled()
@@ -236,7 +240,7 @@ async def test_work_goes_on_when_the_store_was_away(fleet: Fleet) -> None:
     await fleet.serve(address)
     back = time.monotonic()
     await eventually(lambda: all(chunk.done for chunk in fleet.work.chunks.values()))
-    assert time.monotonic() - back < 3
+    assert time.monotonic() - back < 6
     await fleet.settled()
 
 
@@ -284,7 +288,7 @@ async def test_work_goes_on_when_the_broker_was_killed(
 
     await eventually(published)
     await eventually(lambda: fleet.work.chunks[again.chunk_id].done)
-    assert time.monotonic() - back < 4
+    assert time.monotonic() - back < 8
 
 
 async def test_the_consumer_may_come_later(nats_server: NatsServer, tmp_path: Path) -> None:

@@ -152,7 +152,8 @@ def test_a_killed_child_is_back_on_its_address(shared: RunningUp, name: str) -> 
     began = time.monotonic()
     old = shared.kill(name)
     new = shared.wait_restarted(name, old, within_seconds=5.0)
-    assert time.monotonic() - began < 0.5
+    # Far from the waits of one that dies again and again.
+    assert time.monotonic() - began < 2.5
     assert is_running(new)
     after = shared.pids()
     assert {n: pid for n, pid in after.items() if n != name} == {

@@ -41,4 +41,4 @@ async def test_a_call_without_an_answer_ends_at_its_policys_deadline() -> None:
         took = loop.time() - began
     await server.server.stop(0)
     assert failure.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-    assert policy.timeout_seconds * 0.95 < took < policy.timeout_seconds + 1
+    assert policy.timeout_seconds * 0.95 < took < policy.timeout_seconds + 3
