@@ -10,7 +10,6 @@ import argparse
 import asyncio
 import contextlib
 import sys
-import tempfile
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -21,7 +20,7 @@ from services.kit import log
 from services.kit.errors import NightshiftError
 from services.kit.settings import SettingsError
 from services.store import migrate
-from services.store.backup import snapshot
+from services.store.backup import scratch, snapshot
 from services.store.backup.hold import Hold
 from services.store.blobs.reader import BlobReader, blob_reader
 from services.store.checkup import database_check, files_check, rest_check
@@ -93,10 +92,9 @@ def _check_file(database: Path, settings: StoreSettings, write: Write, *, deep: 
 
 async def _check_copy(settings: StoreSettings, write: Write, *, deep: bool) -> int:
     with (
-        tempfile.TemporaryDirectory(prefix="nightshift-doctor-") as name,
+        scratch.folder() as folder,
         contextlib.closing(Database(settings.sqlalchemy_url)) as db,
     ):
-        folder = Path(name)
         try:
             await asyncio.to_thread(db.check)
             database_check.check_known(await db.read(migrate.revision))
@@ -196,6 +194,7 @@ def main() -> NoReturn:
     deep = parser.parse_args().deep
     # Standard output is for what is found.
     log.configure("doctor", "ERROR")
+    scratch.clear()
     try:
         faults = check(StoreSettings.load(), _say, deep=deep)
     except (CannotCheckError, SettingsError) as error:

@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from services.kit import log
 from services.kit.errors import NightshiftError
 from services.kit.settings import SettingsError
+from services.store.backup import scratch
 from services.store.backup.copying import CopyError
 from services.store.backup.place import BackupError
 from services.store.backup.restore import restore
@@ -55,6 +56,7 @@ def main() -> NoReturn:
     asked = parser.parse_args()
     # Standard output is for what is done.
     log.configure("backup", "ERROR")
+    scratch.clear()
     try:
         settings = StoreSettings.load()
         if asked.command == "take":

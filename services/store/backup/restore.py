@@ -7,7 +7,6 @@ rows. A store that is started before finds nothing, or refuses; what was begun i
 import asyncio
 import contextlib
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ import sqlalchemy as sa
 from services.kit import failpoints
 from services.store import doctor, folders, migrate
 from services.store.alone import UNFINISHED, only_store
-from services.store.backup import snapshot, tables
+from services.store.backup import scratch, snapshot, tables
 from services.store.backup.copying import Copier
 from services.store.backup.place import BackupError, Facts, Place, sync_tree
 from services.store.backup.settle import settle
@@ -67,13 +66,13 @@ def _target(settings: StoreSettings) -> Iterator[tuple[Path, Path | None]]:
     """Yield where to work on the rows, and the file to rename that to, where it is SQLite's."""
     file = snapshot.sqlite_file(settings.sqlalchemy_url)
     if file is None:
-        with tempfile.TemporaryDirectory(prefix="nightshift-restore-") as folder:
+        with scratch.folder() as folder:
             with contextlib.closing(Database(settings.sqlalchemy_url)) as db:
                 db.check()
                 migrate.upgrade(db.writer_engine, int(time.time()))
                 if not db.run(tables.is_fresh):
                     raise _not_empty("the database holds rows")
-            yield Path(folder) / UNFINISHED, None
+            yield folder / UNFINISHED, None
         return
     folders.make(settings.data_dir.absolute().parent)
     settings.data_dir.mkdir(mode=0o700, exist_ok=True)

@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from services.store import doctor
+from services.store.backup import scratch
 from services.store.settings import StoreSettings
 from tests.integration.store_work.harness import running
 from tests.kit import backups
@@ -70,16 +72,34 @@ def faults(settings: StoreSettings) -> list[dict[str, Any]]:
 
 @pytest.mark.timeout(240)
 def test_a_directory_goes_to_production_parts_and_back(
-    embedded: Data, first: Path, production: dict[str, str], s3: S3Server, tmp_path: Path
+    embedded: Data,
+    first: Path,
+    production: dict[str, str],
+    s3: S3Server,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # Where rows are copied for the moment, and nothing may stay.
+    copies = tmp_path / "tmp"
+    copies.mkdir()
+    monkeypatch.setenv("TMPDIR", str(copies))
+    monkeypatch.setattr(tempfile, "tempdir", str(copies))
     for place in ("restore.blob:after@3", "restore.finish:before"):
         killed = backups.put_back(first, production, failpoint=f"{place}=kill")
         assert killed.status == -signal.SIGKILL, killed
         # Rows come last, and all at once.
         url = production["NIGHTSHIFT_STORE_DATABASE_URL"]
         assert backups.all_rows(url)["batches"] == []
+        # Only its own: that of the one before is gone.
+        assert len(list(copies.iterdir())) == 1
+    refused = backups.take(tmp_path / "nothing", tmp_path / "nowhere")
+    assert "there is no" in refused.why
+    assert list(copies.iterdir()) == []
+    with scratch.folder() as held:
+        # Another command does not take what is still in use as left.
+        ended = backups.put_back(first, production)
+        assert list(copies.iterdir()) == [held]
     assert len(s3.objects()) > 0
-    ended = backups.put_back(first, production)
     assert ended.status == 0, ended
     again = backups.put_back(first, production)
     assert "the database holds rows already" in again.why
