@@ -99,7 +99,7 @@ class DataDir:
         )
 
     def write_addresses(self, addresses: dict[str, str]) -> None:
-        """Record where the services listen, for commands that name the directory."""
+        """Record where services listen and keep things, for commands that name the directory."""
         _write("up.addresses", self._addresses, json.dumps(addresses) + "\n")
 
     def read_secret(self) -> str:
@@ -109,6 +109,15 @@ class DataDir:
     def read_address(self, service: str) -> str:
         """Return where a service listens. Raises `DataDirError` where no `up` ever ran."""
         return str(json.loads(self._read(self._addresses))[service])
+
+    def noted(self, what: str) -> str:
+        """Return what the last `up` noted of something; empty where it did not or none ran."""
+        try:
+            return str(json.loads(self._addresses.read_text()).get(what, ""))
+        except FileNotFoundError:
+            return ""
+        except OSError as error:
+            raise DataDirError(f"{self._addresses} cannot be read: {error.strerror}") from error
 
     def _read(self, path: Path) -> str:
         try:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from services.cli import system
 from services.cli.datadir import DataDir, DataDirError
 from services.cli.fleet import StartError, nats_server
 from services.cli.plan import Address, PlanError, parse_address
@@ -56,6 +57,7 @@ def gather(data: Path, listen: Address) -> list[Fact]:
         _gpus(),
         _engine(),
         _directory(data, holder),
+        *_system(DataDir(data), holder),
         _disk(data),
         *_ports(data, holder, listen),
     ]
@@ -187,6 +189,22 @@ def _directory(data: Path, holder: str | None) -> Fact:
             mend="Start `nightshift up` on it again: it ends what is left of them.",
         )
     return Fact(name="data", is_well=True, text=f"{data} is not in use")
+
+
+def _system(directory: DataDir, holder: str | None) -> Iterator[Fact]:
+    """Where rows and blobs are, if not all in the directory."""
+    try:
+        if holder is not None:
+            places = {what: directory.noted(what) for what in system.VARIABLES}
+        else:
+            places = system.to_start(directory, os.environ)
+    except DataDirError as error:
+        yield Fact(name="places", is_well=False, text="do not fit together", mend=f"{error}.")
+        return
+    if any(places.values()):
+        named = {what: place or str(directory.root) for what, place in places.items()}
+        text = ", ".join(f"{what} in {place}" for what, place in named.items())
+        yield Fact(name="places", is_well=True, text=text)
 
 
 def _nearest(data: Path) -> Path:

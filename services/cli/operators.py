@@ -8,12 +8,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
+from click.core import ParameterSource
 
+from services.cli import system
 from services.cli.client import REFUSED, fail
 from services.cli.datadir import DataDir, DataDirError, DataDirInUseError
 from services.cli.fleet import StoreAt, import_path
@@ -90,17 +92,25 @@ def _store(data: Path, store: str | None, *, make: bool) -> Iterator[StoreAt]:
     if not make and not data.is_dir():
         raise DataDirError(f"there is nothing at {data}: name the directory with --data")
     directory = DataDir(data)
+    source = click.get_current_context().get_parameter_source("data")
+    is_named = source is not ParameterSource.DEFAULT
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(directory.locked())
         except DataDirInUseError:
+            system.check_running(directory, os.environ, is_named=is_named)
             secret = read_secret(Path(named)) if named else directory.read_secret()
             running = directory.read_address("store")
             _check_open(running)
             yield StoreAt(running, secret)
             return
+        settings: dict[str, str] = {}
+        if is_named:
+            settings = system.to_ask(directory, os.environ, may_be_new=True)
+        else:
+            system.of_environment(os.environ)
         secret_file = Path(named).absolute() if named else directory.ensure_secret()
-        address = stack.enter_context(_started(directory, secret_file))
+        address = stack.enter_context(_started(directory, secret_file, settings))
         yield StoreAt(str(address), read_secret(secret_file))
 
 
@@ -118,8 +128,15 @@ def _check_open(address: str) -> None:
 
 
 @contextlib.contextmanager
-def _started(directory: DataDir, secret_file: Path) -> Iterator[Address]:
+def _started(
+    directory: DataDir, secret_file: Path, settings: Mapping[str, str]
+) -> Iterator[Address]:
     """Run a store on a directory that is locked for us.
+
+    Args:
+        directory: whose system it is.
+        secret_file: holds the services' secret.
+        settings: the store's, where they are other than the environment's.
 
     Raises:
         DataDirError: it does not start; its own words say why.
@@ -133,6 +150,7 @@ def _started(directory: DataDir, secret_file: Path) -> Iterator[Address]:
             stderr=log,
             env={
                 **os.environ,
+                **settings,
                 "NIGHTSHIFT_STORE_LISTEN": str(address),
                 "NIGHTSHIFT_STORE_DATA_DIR": str(directory.root),
                 "NIGHTSHIFT_SECRET_FILE": str(secret_file),

@@ -11,7 +11,9 @@ from typing import Any, Final, TypeVar
 import click
 from click.core import ParameterSource
 
-from services.cli.client import INTERRUPTED
+from services.cli import system
+from services.cli.client import INTERRUPTED, fail
+from services.cli.datadir import DataDir, DataDirError
 from services.cli.fleet import import_path
 
 CANNOT: Final = 2
@@ -44,18 +46,25 @@ def place_options(command: Command) -> Command:
 
 
 def place(data: Path, database_url: str | None, blobs_url: str | None) -> dict[str, str]:
-    """Return the store's settings for what was asked for, as variables.
+    """Return the store's settings for what was asked for, as variables; ends on a contradiction.
 
     A directory that is named is meant as it is, whatever the environment says of other places:
     else a command that names a directory could reach the store that the environment is for.
     """
-    settings = {
-        "NIGHTSHIFT_STORE_DATABASE_URL": database_url,
-        "NIGHTSHIFT_STORE_BLOBS_URL": blobs_url,
-    }
+    options = {system.DATABASE: database_url, system.BLOBS: blobs_url}
+    given = {system.VARIABLES[what]: url for what, url in options.items() if url is not None}
     source = click.get_current_context().get_parameter_source("data")
-    is_named = source is not ParameterSource.DEFAULT
-    given = {name: url or "" for name, url in settings.items() if is_named or url is not None}
+    meant = {name: url for name, url in os.environ.items() if name not in given}
+    if source is ParameterSource.DEFAULT:
+        system.of_environment(meant)
+    elif given:
+        # Whoever names one of the two means the other, if not named, as it is in the directory.
+        given = {**dict.fromkeys(system.VARIABLES.values(), ""), **given}
+    else:
+        try:
+            given = system.to_ask(DataDir(data), meant, may_be_new=False)
+        except DataDirError as error:
+            fail(str(error), CANNOT)
     return {**given, "NIGHTSHIFT_STORE_DATA_DIR": str(data.absolute())}
 
 

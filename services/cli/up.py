@@ -16,6 +16,7 @@ from typing import Final
 import click
 
 from services.cli import plan as plans
+from services.cli import system
 from services.cli.datadir import DataDir, DataDirError
 from services.cli.fleet import Addresses, Fleet, Guard, StartError
 from services.cli.plan import Address, Plan, PlanError
@@ -201,6 +202,8 @@ async def _run(plan: Plan, data: DataDir, lock: int) -> None:
 
         for name in end_leftovers(data):
             _log.warning("leftover_ended", child=name)
+    places = system.to_start(data, os.environ)
+    _log.info("keeps", **{what: place or str(data.root) for what, place in places.items()})
     addresses = _choose_addresses(plan)
     data.ensure_secret()
     data.write_nats_config(addresses.nats.port)
@@ -210,6 +213,7 @@ async def _run(plan: Plan, data: DataDir, lock: int) -> None:
             "grpc": str(addresses.gateway_grpc),
             "store": str(addresses.store),
             "nats": str(addresses.nats),
+            **places,
         }
     )
     fleet = Fleet(plan, addresses, data, os.environ)
