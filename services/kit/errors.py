@@ -13,6 +13,7 @@
     ├── RangeNotSatisfiableError 416
     ├── RateLimitedError        429
     ├── InternalError           500
+    ├── LostError               500  never retried
     └── UnavailableError        503
 
 Servicers and routes raise these; interceptors and the gateway's envelope turn them into an answer.
@@ -150,6 +151,13 @@ class InternalError(NightshiftError):
     """A fault of ours; its cause is in the log under the error id that the message names."""
 
 
+class LostError(NightshiftError):
+    """Stored content is not there any more; only who runs this server can put it back."""
+
+    grpc_code = grpc.StatusCode.DATA_LOSS
+    retryable = False
+
+
 class UnavailableError(NightshiftError):
     """Cannot answer now; trying again later can help."""
 
@@ -164,6 +172,9 @@ def all_error_classes(root: type[NightshiftError] = NightshiftError) -> Iterator
         if child.__module__ == __name__:
             yield from all_error_classes(child)
 
+
+_SHARED_STATUS: Final = frozenset({grpc.StatusCode.ABORTED, grpc.StatusCode.DATA_LOSS})
+"""Codes of errors whose HTTP status is another one's, too."""
 
 _BY_HTTP_STATUS: dict[int, type[NightshiftError]] = {
     400: InvalidRequestError,
@@ -181,6 +192,7 @@ _BY_HTTP_STATUS: dict[int, type[NightshiftError]] = {
 }
 
 _BY_GRPC_CODE: dict[grpc.StatusCode, type[NightshiftError]] = {
+    grpc.StatusCode.DATA_LOSS: LostError,
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequestError,
     grpc.StatusCode.UNAUTHENTICATED: AuthenticationError,
     grpc.StatusCode.PERMISSION_DENIED: PermissionError_,
@@ -219,8 +231,8 @@ def from_rpc_error(failure: grpc.aio.AioRpcError) -> NightshiftError:
         if not packed.Unpack(detail):
             continue
         kind = _BY_HTTP_STATUS.get(detail.http_status, InternalError)
-        if failure.code() == grpc.StatusCode.ABORTED:
-            kind = StaleTermError
+        if failure.code() in _SHARED_STATUS:
+            kind = _BY_GRPC_CODE[failure.code()]
         return kind(
             failure.details() or "",
             code=detail.code if detail.HasField("code") else None,

@@ -14,6 +14,7 @@ BATCH_EXPIRED: Final = "batch_expired"
 BATCH_CANCELLED: Final = "batch_cancelled"
 REQUEST_TIMEOUT: Final = "request_timeout"
 ENGINE_FAILURE: Final = "engine_failure"
+RESULT_LOST: Final = "result_lost"
 
 MESSAGES: Final = {
     BATCH_EXPIRED: ("This request could not be executed before the completion window expired."),
@@ -25,6 +26,9 @@ MESSAGES: Final = {
     ENGINE_FAILURE: (
         "The engine died each time it ran this request alone, so the request was given up. "
         "Check its parameters and size."
+    ),
+    RESULT_LOST: (
+        "This request ran, but its result was lost from the server's storage. Send it again."
     ),
 }
 """The sentence for each code of a line without a response."""
@@ -91,20 +95,29 @@ def success_or_error_line(
     )
 
 
-def no_response_line(batch_id: str, line: int, custom_id_json: bytes, code: str) -> bytes:
-    """The line of a request without an answer. `code` is one of `MESSAGES`; KeyError otherwise."""
+def no_response_line(batch_id: str, line: int, custom_id_json: bytes | None, code: str) -> bytes:
+    """The line of a request without an answer. `code` is one of `MESSAGES`; KeyError otherwise.
+
+    Without a custom id, since the input was lost, the message says which request it is.
+    """
+    message = MESSAGES[code]
+    if custom_id_json is None:
+        message = f"{_UNNAMED.format(number=line + 1)} {message}"
     return _UNANSWERED % (
         request_id_hex(batch_id, line).encode(),
-        one_line(custom_id_json),
+        b"null" if custom_id_json is None else one_line(custom_id_json),
         code.encode(),
-        orjson.dumps(MESSAGES[code]),
+        orjson.dumps(message),
     )
 
 
+_UNNAMED: Final = (
+    "Request {number} of the input file (the first is 1, empty lines do not count), whose "
+    "custom_id was lost from the server's storage."
+)
+# Without the message's begin, which names a request whose custom id was lost.
 _NEVER_RAN_ENDS: Final = tuple(
-    b'"response":null,"error":{"code":"%b","message":%b}}\n'
-    % (code.encode(), orjson.dumps(MESSAGES[code]))
-    for code in (BATCH_EXPIRED, BATCH_CANCELLED)
+    b"%b}}\n" % orjson.dumps(MESSAGES[code])[1:] for code in (BATCH_EXPIRED, BATCH_CANCELLED)
 )
 
 

@@ -161,7 +161,11 @@ def cancel(connection: sa.Connection, batch_id: str, project_id: ProjectId, now_
         case state.Conflict():
             raise ConflictError(outcome.message)
         case state.Moved():
-            move(connection, batch_id, outcome.target, now_ms, stopping_ms=now_ms)
+            # One that waits for what is missing need wait no more.
+            retry_ms = 0 if row.fault is not None else row.retry_ms
+            move(
+                connection, batch_id, outcome.target, now_ms, stopping_ms=now_ms, retry_ms=retry_ms
+            )
     event = dispatch_pb2.Event(
         kind=dispatch_pb2.EVENT_KIND_BATCH_CANCELLING,
         batch_id=batch_id,
@@ -193,12 +197,19 @@ def last_seq(connection: sa.Connection) -> int:
     return int(connection.scalar(sa.select(sa.func.max(batches.c.seq))) or 0)
 
 
-def put_off(connection: sa.Connection, batch_id: str, *, tries: int, until_ms: int) -> None:
-    """Note how often validating a batch was begun in vain, and when it is tried again."""
+def put_off(
+    connection: sa.Connection,
+    batch_id: str,
+    *,
+    tries: int,
+    until_ms: int,
+    fault: str | None = None,
+) -> None:
+    """Note how often validating a batch was begun in vain, when it is tried again, and why."""
     connection.execute(
         batches.update()
         .where(batches.c.id == batch_id, batches.c.status == BatchStatus.VALIDATING.value)
-        .values(tries=tries, retry_ms=until_ms)
+        .values(tries=tries, retry_ms=until_ms, fault=fault)
     )
 
 
@@ -233,6 +244,7 @@ def start(connection: sa.Connection, row: Row, found: Input, now_ms: int) -> boo
         input_bytes=found.bytes,
         tries=0,
         retry_ms=0,
+        fault=None,
     )
     if moved and found.models:
         mixed_repo.insert(connection, row, found.models)

@@ -105,6 +105,15 @@ def give_up(connection: sa.Connection, chunk_id: str, dispatch: int) -> None:
     )
 
 
+def queue_again(connection: sa.Connection, chunk_id: str, dispatch: int) -> None:
+    """Have a chunk that runs alone wait for its turn again; what names this dispatch is void."""
+    connection.execute(
+        chunks.update()
+        .where(chunks.c.id == chunk_id, chunks.c.dispatch == dispatch, chunks.c.state == OUT)
+        .values(state=QUEUED, lease_until_ms=None)
+    )
+
+
 def raise_dispatch(connection: sa.Connection, chunk_ids: Sequence[str], now_ms: int) -> None:
     """Begin the next dispatch of these chunks; none of them has a lease then."""
     connection.execute(

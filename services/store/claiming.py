@@ -11,6 +11,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from services.store.domain.patience import SUSPECT_TRIES, wait_ms
+from services.store.domain.state import BatchStatus
 from services.store.models import FINALIZE_WHERE, batches
 from services.store.sql.dialect import OthersDead
 
@@ -101,7 +102,13 @@ def claim(connection: sa.Connection, asked: Claim, most: int) -> list[Row]:
 
 
 def put_off(
-    connection: sa.Connection, batch_id: str, holder: str, *, until_ms: int, fault: str
+    connection: sa.Connection,
+    batch_id: str,
+    holder: str,
+    *,
+    until_ms: int,
+    soon_ms: int,
+    fault: str,
 ) -> None:
     """Let go of a batch whose finalizing failed: it is tried again, here or elsewhere, later.
 
@@ -112,6 +119,7 @@ def put_off(
         batch_id: the batch.
         holder: who failed; where another one holds it by now, nothing is changed.
         until_ms: when it is tried again, in the store's time.
+        soon_ms: the same where it was cancelled meanwhile: it may end without what is missing.
         fault: why, for those who wait for the batch.
     """
     connection.execute(
@@ -121,7 +129,9 @@ def put_off(
             finalize_holder=None,
             finalize_until_ms=None,
             tries=batches.c.tries - 1,
-            retry_ms=until_ms,
+            retry_ms=sa.case(
+                (batches.c.status == BatchStatus.CANCELLING.value, soon_ms), else_=until_ms
+            ),
             fault=fault,
         )
     )

@@ -9,8 +9,9 @@ from typing import Final
 import sqlalchemy as sa
 
 from protos.nightshift.v1 import uploads_pb2
-from services.kit.errors import InvalidRequestError
+from services.kit.errors import InvalidRequestError, LostError
 from services.kit.ids import FileId, ProjectId
+from services.kit.log import get_logger
 from services.store import files_repo, memory, receiving, uploads_repo
 from services.store.blobs.base import BlobMissingError
 from services.store.context import Context
@@ -18,6 +19,8 @@ from services.store.domain.line_index import LineIndex, LineIndexer
 from services.store.domain.part_index import PartIndex, PartJoiner
 from services.store.input_reader import Parts, read_span, read_whole
 from services.store.uploading import expires_at, refuse_unreadable
+
+_log = get_logger(__name__)
 
 _READ_BYTES: Final = 1024 * 1024
 _MD5: Final = re.compile(r"[0-9A-Fa-f]{32}")
@@ -58,11 +61,17 @@ class Completer:
                 finally:
                     if upload.bytes >= memory.WORTH_BYTES:
                         await memory.give_back()
-        except BlobMissingError:
+        except BlobMissingError as error:
             # Where it ended meanwhile and was swept while it was read, that is what is said.
             earlier, _, _ = await self._look(project_id, request.upload_id, completed_by)
             if earlier is None:
-                raise
+                _log.error("part_missing", upload=request.upload_id, blob=error.name)
+                raise LostError(
+                    f"A part of upload {request.upload_id} is missing from the server's storage. "
+                    "Cancel this upload and begin another.",
+                    code="content_lost",
+                    param="upload_id",
+                ) from None
             return earlier
 
     async def _look(

@@ -10,17 +10,19 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import numpy as np
+import numpy.typing as npt
 import sqlalchemy as sa
 
 from services.kit.frames import FAILED_FLAG, FRAME_BYTES, NEVER_RAN_FLAG, RESULT_RECORD
-from services.store import input_lines, results_repo
+from services.store import input_lines, results_repo, salvage
 from services.store.blobs.base import BlobMissingError
 from services.store.context import Context
 from services.store.domain import output, results
-from services.store.domain.results import BLOCK_LINES, Records
+from services.store.domain.results import BLOCK_LINES, Range, Records
 from services.store.domain.state import BatchStatus
 from services.store.input_reader import InputReader
 from services.store.models import segments
+from services.store.salvage import Losses
 
 Row = sa.Row[*tuple[Any, ...]]
 Kind = Literal["output", "error"]
@@ -72,8 +74,15 @@ _PAYLOADS: Final = sa.select(segments.c.id, segments.c.payload).where(
 class EndFile:
     """The content of one end file of a sealed batch, composed as it is read."""
 
-    def __init__(self, context: Context, reader: InputReader, batch: Row, kind: Kind) -> None:
-        """Compose the file of this kind for a batch's row."""
+    def __init__(
+        self,
+        context: Context,
+        reader: InputReader,
+        batch: Row,
+        kind: Kind,
+        losses: Losses | None = None,
+    ) -> None:
+        """Compose the file of this kind for a batch's row, without what is lost for good."""
         self._context = context
         self._reader = reader
         self._batch = batch
@@ -83,6 +92,9 @@ class EndFile:
         self._line = 0
         self._after = 0
         self._active: list[_Segment] = []
+        self._losses = losses
+        # Lines whose results are lost, a segment each.
+        self._lost: list[npt.NDArray[np.uint32]] = []
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
         """Yield the file's bytes in pieces of about 1 MiB.
@@ -119,6 +131,9 @@ class EndFile:
             )
             for row in rows:
                 records = np.frombuffer(row.records, RESULT_RECORD)
+                if self._losses is not None and row.blob in self._losses.blobs:
+                    self._lost.append(records["line"].copy())
+                    continue
                 size = row.size
                 if row.blob is not None:
                     size = int((records["offset"].astype(np.int64) + records["length"]).max())
@@ -155,19 +170,33 @@ class EndFile:
         return chosen
 
     async def _unanswered(self, start: int, end: int) -> AsyncIterator[tuple[Records, bytes]]:
-        """The store's own lines for those of the block that have no result."""
+        """The store's own lines for those of the block that have no result, or lost it."""
         block = start // BLOCK_LINES
         bits = await self._context.db.read(
             lambda connection: results_repo.bits_of(connection, self._batch.id, [block])
         )
         missing = results.remaining_ranges(bits, [(start, end - start)])
-        if not missing:
-            return
-        index = await self._reader.index(self._batch.index_blob)
-        code = _NEVER_RAN[self._batch.seal_outcome]
-        parts = [(name, size) for name, size in self._batch.input_parts]
-        async for lines, ids in input_lines.custom_ids(self._context.blobs, parts, index, missing):
-            yield output.unanswered_frame(self._batch.id, lines, ids, code)
+        if missing:
+            code = _NEVER_RAN[self._batch.seal_outcome]
+            async for lines, ids in self._custom_ids(missing):
+                yield output.unanswered_frame(self._batch.id, lines, ids, code)
+        if self._lost:
+            numbers = np.sort(np.concatenate(self._lost))
+            lost = results.pack(numbers[(numbers >= start) & (numbers < end)])
+            async for lines, ids in self._custom_ids(lost):
+                yield output.unanswered_frame(self._batch.id, lines, ids, output.RESULT_LOST)
+
+    async def _custom_ids(
+        self, lines: Sequence[Range]
+    ) -> AsyncIterator[tuple[list[int], list[bytes | None]]]:
+        batch, blobs = self._batch, self._context.blobs
+        if self._losses is None:
+            index = await self._reader.index(batch.index_blob)
+            found = input_lines.custom_ids(blobs, batch.input_parts, index, lines)
+        else:
+            found = salvage.custom_ids(blobs, self._reader, batch, self._losses, lines)
+        async for some in found:
+            yield some
 
 
 class _Payloads:

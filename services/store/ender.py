@@ -11,8 +11,9 @@ import sqlalchemy as sa
 from protos.nightshift.v1 import dispatch_pb2
 from services.kit.ids import ProjectId
 from services.kit.log import get_logger
-from services.store import attempts_repo, batches_repo, input_lines, outbox, quarantine
+from services.store import attempts_repo, batches_repo, input_lines, losses, outbox, quarantine
 from services.store.appending import Appender
+from services.store.blobs.base import BlobMissingError
 from services.store.context import Context
 from services.store.domain import output
 from services.store.domain.state import BatchStatus
@@ -131,19 +132,27 @@ class Ender:
         most = self._context.settings.max_attempts
         given_up = 0
         while rows := await self._context.db.read(
-            lambda connection: quarantine.poison(connection, most)
+            lambda connection: quarantine.poison(connection, most, self._context.now_ms())
         ):
             for row in rows:
-                await self._appender.record(await self._failure(row))
-                _log.warning("line_given_up", batch=row.batch_id, line=row.first_line)
-            given_up += len(rows)
+                given_up += await self._give_up_one(row)
         return given_up
+
+    async def _give_up_one(self, chunk: Row) -> int:
+        try:
+            failure = await self._failure(chunk)
+        except BlobMissingError as error:
+            await losses.put_off(self._context, chunk.batch_id, error)
+            return 0
+        await self._appender.record(failure)
+        _log.warning("line_given_up", batch=chunk.batch_id, line=chunk.first_line)
+        return 1
 
     async def _failure(self, chunk: Row) -> Frame:
         """The result that the store writes itself for the single line of a chunk."""
         index = await self._reader.index(chunk.index_blob)
         parts = [(name, size) for name, size in chunk.input_parts]
-        ids: list[bytes] = []
+        ids: list[bytes | None] = []
         async for _, some in input_lines.custom_ids(
             self._context.blobs, parts, index, [(chunk.first_line, 1)]
         ):

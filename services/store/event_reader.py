@@ -11,11 +11,18 @@ from typing import Any, Final
 import numpy as np
 import sqlalchemy as sa
 
-from services.kit.errors import InvalidRequestError, NotFoundError, UnavailableError
+from services.kit.errors import (
+    InvalidRequestError,
+    LostError,
+    NightshiftError,
+    NotFoundError,
+    UnavailableError,
+)
 from services.kit.frames import RESULT_RECORD
 from services.kit.ids import ProjectId
+from services.kit.log import get_logger
 from services.kit.result_line import never_ran
-from services.store import batches_repo, events_repo, files_repo, pools_repo
+from services.store import batches_repo, events_repo, files_repo, losses, pools_repo
 from services.store.blobs.base import BlobMissingError, Blobs
 from services.store.context import Context
 from services.store.domain import event_cursor
@@ -24,6 +31,8 @@ from services.store.domain.results import Records
 from services.store.domain.state import TERMINAL
 from services.store.domain.waiting import NOTHING, Explanation
 from services.store.input_reader import read_span
+
+_log = get_logger(__name__)
 
 Row = sa.Row[Any]
 
@@ -103,6 +112,7 @@ class EventReader:
             NotFoundError: unknown, or another project's.
             InvalidRequestError: the batch has no such event.
             UnavailableError: what was to be read is just being dropped; ask again.
+            LostError: it is lost.
         """
         cursor = _cursor_of(watch.after)
         batch, segments = await self._context.db.read(
@@ -125,10 +135,23 @@ class EventReader:
                     "stream.keep", lambda connection: events_repo.keep_results(connection, batch.id)
                 )
             return await self._live(batch, segments, cursor)
-        except BlobMissingError:
-            raise UnavailableError(
+        except BlobMissingError as error:
+            raise await self._gone(batch, error) from None
+
+    async def _gone(self, batch: Row, missing: BlobMissingError) -> NightshiftError:
+        """Return what is told of results that were not found."""
+        if not await self._context.db.read(lambda connection: losses.is_lost(connection, missing)):
+            return UnavailableError(
                 "These results are being moved; try again.", retry_after_seconds=1
-            ) from None
+            )
+        _log.error("results_missing", batch=batch.id, blob=missing.name)
+        return LostError(
+            f"Results of batch {batch.id} are missing from the server's storage or damaged, so "
+            "that this stream cannot go on. Asking again does not help until the operator has put "
+            "them back, which `nightshift doctor --check` helps with; follow the batch without "
+            "results, or wait for its end files.",
+            code="results_lost",
+        )
 
     def _look(
         self, connection: sa.Connection, watch: Watch, cursor: Cursor

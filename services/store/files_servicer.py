@@ -4,12 +4,17 @@ from collections.abc import AsyncIterator
 
 from protos.nightshift.v1 import files_pb2, files_pb2_grpc
 from services.kit import rpc
+from services.kit.errors import NotFoundError
 from services.kit.frames import FRAME_BYTES
 from services.kit.interceptors import Call, metadata_value, project_of
-from services.store import files_repo, uploading
+from services.kit.log import get_logger
+from services.store import files_repo, losses, uploading
+from services.store.blobs.base import BlobMissingError
 from services.store.context import Context
 from services.store.input_reader import read_span
 from services.store.paging import page_of
+
+_log = get_logger(__name__)
 
 MAX_PAGE = 10_000
 
@@ -96,7 +101,17 @@ class FilesServicer(files_pb2_grpc.FilesServicer):
             wanted = min(FRAME_BYTES, max(0, end - offset))
             data = b""
             if wanted:
-                data = await read_span(self._context.blobs, row.parts, offset, wanted)
+                data = await self._read(row, offset, wanted)
             yield files_pb2.ReadFileResponse(file=first, data=data)
             first = None
             offset += wanted
+
+    async def _read(self, row: files_repo.Row, offset: int, length: int) -> bytes:
+        try:
+            return await read_span(self._context.blobs, row.parts, offset, length)
+        except BlobMissingError as error:
+            missing = error
+        if not await self._context.db.read(lambda connection: losses.is_lost(connection, missing)):
+            raise NotFoundError(f"No such File object: {row.id}", param="id")
+        _log.error("content_missing", file=row.id, blob=missing.name)
+        raise losses.content_lost(row.id, of_batch=row.of_batch_id is not None)

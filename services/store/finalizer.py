@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -20,14 +21,16 @@ from services.store import (
     files_repo,
     outbox,
     receiving,
+    salvage,
 )
-from services.store.blobs.base import BlobMissingError
+from services.store.blobs.base import BlobDamagedError, BlobMissingError
 from services.store.context import Context
 from services.store.domain.patience import SUSPECT_TRIES, fault_wait_ms
 from services.store.domain.state import BatchStatus
 from services.store.end_files import EndFile, Kind
 from services.store.input_reader import InputReader
 from services.store.models import batches
+from services.store.salvage import Losses
 
 _log = get_logger(__name__)
 
@@ -126,6 +129,10 @@ class Finalizer:
         except LeaseLostError:
             _log.warning("finalize_lease_lost", batch=batch.id)
             receiving.give_up(self._context, parts.names)
+        except BlobMissingError as error:
+            _log.error("stored_data_missing", batch=batch.id, blob=error.name)
+            receiving.give_up(self._context, parts.names)
+            await self._put_off(batch, error)
         except Exception as error:  # noqa: BLE001 - logged; the batch is tried again
             _log.exception("finalize_failed", batch=batch.id)
             receiving.give_up(self._context, parts.names)
@@ -145,31 +152,67 @@ class Finalizer:
         passing = isinstance(error, UnavailableError)
         failures = 1 if passing else self._failures.get(batch.id, 0) + 1
         self._failures[batch.id] = failures
-        until_ms = self._context.now_ms() + fault_wait_ms(failures)
+        now_ms = self._context.now_ms()
+        soon_ms = now_ms + fault_wait_ms(1)
+        until_ms = now_ms + fault_wait_ms(failures)
+        if isinstance(error, BlobMissingError):
+            # Then it ends without.
+            until_ms = min(until_ms, max(batch.expires_ms, soon_ms))
         try:
             await self._context.db.write(
                 "finalize.retry",
                 lambda connection: claiming.put_off(
-                    connection, batch.id, self._holder, until_ms=until_ms, fault=_words(error)
+                    connection,
+                    batch.id,
+                    self._holder,
+                    until_ms=until_ms,
+                    soon_ms=soon_ms,
+                    fault=_words(error),
                 ),
             )
         except NightshiftError as failure:
             _log.warning("finalize_not_put_off", batch=batch.id, error=failure.message)
 
     async def _finish(self, batch: Row, parts: "Announced") -> None:
+        try:
+            await self._write_all(batch, parts, None)
+        except BlobMissingError as missing:
+            if not salvage.ends_anyway(batch, self._context.now_ms()):
+                raise
+            receiving.give_up(self._context, parts.drop())
+            losses = await salvage.look(self._context, batch)
+            if isinstance(missing, BlobDamagedError):
+                losses = replace(losses, input=True)
+            elif not losses.blobs:
+                # It is there again.
+                raise
+            _log.error(
+                "batch_ends_without",
+                batch=batch.id,
+                blobs=sorted(losses.blobs)[:8],
+                count=len(losses.blobs),
+                results=losses.results,
+            )
+            await self._write_all(batch, parts, losses)
+
+    async def _write_all(self, batch: Row, parts: "Announced", losses: Losses | None) -> None:
+        completed = batch.completed - (losses.completed if losses is not None else 0)
+        # The output file holds what completed, the error file all else; there is no empty one.
+        kinds: dict[Kind, int] = {"output": completed, "error": batch.lines_total - completed}
         written = [
-            await self._write(batch, kind, parts)
-            for kind in ("output", "error")
-            if _has(batch, kind)
+            await self._write(batch, kind, parts, losses) for kind, lines in kinds.items() if lines
         ]
         await self._context.db.write(
-            "finalize.end", lambda connection: self._end(connection, batch, written)
+            "finalize.end", lambda connection: self._end(connection, batch, written, losses)
         )
 
-    async def _write(self, batch: Row, kind: Kind, announced: "Announced") -> files_repo.NewFile:
+    async def _write(
+        self, batch: Row, kind: Kind, announced: "Announced", losses: Losses | None = None
+    ) -> files_repo.NewFile:
         """Write one end file as durable parts that nothing names yet."""
+        file = EndFile(self._context, self._reader, batch, kind, losses)
         parts: list[tuple[str, int]] = []
-        async with aclosing(EndFile(self._context, self._reader, batch, kind).pieces()) as pieces:
+        async with aclosing(file.pieces()) as pieces:
             first = await anext(pieces, None)
             while first is not None:
                 part = _Part(first, pieces)
@@ -220,7 +263,11 @@ class Finalizer:
             raise LeaseLostError(batch_id)
 
     def _end(
-        self, connection: sa.Connection, batch: Row, written: list[files_repo.NewFile]
+        self,
+        connection: sa.Connection,
+        batch: Row,
+        written: list[files_repo.NewFile],
+        losses: Losses | None,
     ) -> None:
         """Name the files and enter the end state, whichever it is by now."""
         now_ms = self._context.now_ms()
@@ -247,6 +294,7 @@ class Finalizer:
             finalize_holder=None,
             finalize_until_ms=None,
             fault=None,
+            **({} if losses is None else _without(batch, losses)),
         )
         if not moved:
             raise LeaseLostError(batch.id)
@@ -262,9 +310,9 @@ def _words(error: Exception) -> str:
     """Say why end files could not be written, to those who wait for them."""
     if isinstance(error, BlobMissingError):
         return (
-            f"stored data of this batch is missing (blob {error}), so that its files cannot be "
-            "written; it is tried again once the operator has restored it, which "
-            "`nightshift doctor --check` helps with"
+            f"stored data of this batch is missing or damaged (blob {error}), so that its files "
+            "cannot be written; it is tried again once the operator has restored it, which "
+            "`nightshift doctor --check` helps with. Cancelled, or past its time, it ends without"
         )
     if isinstance(error, NightshiftError):
         return f"its files cannot be written right now: {error.message}"
@@ -274,11 +322,13 @@ def _words(error: Exception) -> str:
     )
 
 
-def _has(batch: Row, kind: Kind) -> bool:
-    """Whether a sealed batch has lines for this file: successes, or any others."""
-    if kind == "output":
-        return bool(batch.completed)
-    return bool(batch.lines_total - batch.completed)
+def _without(batch: Row, losses: Losses) -> dict[str, object]:
+    """The columns of a batch that ends without what is lost: counts are those of its files."""
+    return {
+        "completed": batch.completed - losses.completed,
+        "failed": batch.failed + losses.completed,
+        "errors": losses.errors(batch.input_file_id),
+    }
 
 
 class Announced:
@@ -287,6 +337,11 @@ class Announced:
     def __init__(self, names: list[str]) -> None:
         self.names = names
         self._unused = list(names)
+
+    def drop(self) -> list[str]:
+        """Forget all names, and return them."""
+        dropped, self.names, self._unused = self.names, [], []
+        return dropped
 
     def take(self) -> str | None:
         return self._unused.pop() if self._unused else None

@@ -11,7 +11,7 @@ import orjson
 
 from services.kit.frames import FRAME_BYTES, LINE_RECORD
 from services.kit.result_line import custom_id_json
-from services.store.blobs.base import Blobs
+from services.store.blobs.base import BlobDamagedError, Blobs
 from services.store.domain import results
 from services.store.domain.line_index import LineIndex
 from services.store.domain.results import Range
@@ -42,7 +42,7 @@ async def frames(
 
     A longer line goes on in frames without records. Raises BlobMissingError.
     """
-    for group in _groups(index, ranges):
+    for group in _groups(parts, index, ranges):
         records = np.zeros(len(group.lines), LINE_RECORD)
         records["line"] = group.lines
         records["length"] = group.lengths
@@ -60,33 +60,46 @@ async def frames(
 
 
 async def custom_ids(
-    blobs: Blobs, parts: Parts, index: LineIndex, ranges: Sequence[Range]
-) -> AsyncIterator[tuple[list[int], list[bytes]]]:
+    blobs: Blobs,
+    parts: Parts,
+    index: LineIndex,
+    ranges: Sequence[Range],
+    *,
+    lenient: bool = False,
+) -> AsyncIterator[tuple[list[int], list[bytes | None]]]:
     """Yield ordinals and their custom ids as JSON strings, some at a time, in their order.
 
-    The lines must be sound, as those of a batch that runs are. Raises BlobMissingError.
+    The lines must be sound, as those of a batch that runs are. Raises BlobMissingError; where
+    `lenient`, a line that is there and cannot be read has None.
     """
-    for group in _groups(index, ranges):
+    for group in _groups(parts, index, ranges):
         payload = await _payload(blobs, parts, group)
         ids = await asyncio.to_thread(_ids, payload, group.lengths)
+        if None in ids and not lenient:
+            raise BlobDamagedError(parts[0][0])
         yield group.lines.tolist(), ids
 
 
-def _ids(payload: bytes, lengths: _Numbers) -> list[bytes]:
+def _ids(payload: bytes, lengths: _Numbers) -> list[bytes | None]:
+    """The custom ids of lines as JSON strings; None where a line is not what it was."""
     view = memoryview(payload)
     ends = np.cumsum(lengths).tolist()
-    ids = []
+    ids: list[bytes | None] = []
     start = 0
     for end in ends:
-        ids.append(custom_id_json(orjson.loads(view[start:end])["custom_id"]))
+        try:
+            ids.append(custom_id_json(orjson.loads(view[start:end])["custom_id"]))
+        except (ValueError, KeyError, TypeError):
+            ids.append(None)
         start = end
     return ids
 
 
-def _groups(index: LineIndex, ranges: Sequence[Range]) -> Iterator[_Group]:
+def _groups(parts: Parts, index: LineIndex, ranges: Sequence[Range]) -> Iterator[_Group]:
     for first, count in ranges:
         if first + count > len(index.records):
-            raise ValueError(f"lines {first}+{count} are not in the index")
+            # The index is not that of this input any more.
+            raise BlobDamagedError(parts[0][0])
     lines = results.unpack(ranges)
     rows = index.records[lines]
     lengths = rows["length"].astype(np.int64)

@@ -40,6 +40,7 @@ from services.store.event_hub import EventHub
 from services.store.events_servicer import EventsServicer
 from services.store.files_servicer import FilesServicer
 from services.store.finalizer import Finalizer
+from services.store.index_maker import IndexMaker
 from services.store.input_reader import InputReader
 from services.store.models_servicer import AdminServicer, ModelsServicer
 from services.store.outbox import Outbox
@@ -99,7 +100,7 @@ async def _serve(stopping: asyncio.Event) -> None:
             wake=wake,
             disk=disk_of(settings),
         )
-        reader = InputReader(context.blobs)
+        reader = InputReader(context.blobs, IndexMaker(context).make_again, clock)
         outbox = Outbox(db)
         sender = Sender(allow_private=settings.webhooks_allow_private)
         await stack.enter_async_context(sender)

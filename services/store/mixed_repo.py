@@ -74,6 +74,7 @@ _WINDOW: Final = (
     .where(
         batch_models.c.pool_id == sa.bindparam("pool_id"),
         batches.c.expires_ms > sa.bindparam("now_ms"),
+        batches.c.retry_ms <= sa.bindparam("now_ms"),
     )
     .order_by(batch_models.c.seq)
     .limit(sa.bindparam("most"))

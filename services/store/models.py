@@ -54,6 +54,7 @@ EXPIRY_WHERE: Final = "status IN ('validating', 'in_progress') AND stopping_ms I
 STOPPING_WHERE: Final = "stopping_ms IS NOT NULL AND sealed_ms IS NULL"
 SEALED_WHERE: Final = "sealed_ms IS NOT NULL AND cleared_ms IS NULL"
 HELD_WHERE: Final = "deleted_at IS NULL AND purged_at IS NULL"
+OPEN_WHERE: Final = "status NOT IN ('completed','failed','expired','cancelled')"
 FINALIZE_WHERE: Final = "sealed_ms IS NOT NULL AND status IN ('finalizing', 'cancelling')"
 
 
@@ -230,7 +231,8 @@ batches: Final = sa.Table(
     # what ends every store that touches it must not take the other batches with it each time.
     _count("tries"),
     _count("retry_ms"),
-    # Why its end files could not be written when it was last tried, for those who wait for them.
+    # Why its input could not be read, or its end files not be written, when it was last tried, for
+    # those who wait for it.
     sa.Column("fault", sa.Text),
     # When the rows and blobs that only running it needed were dropped, after it had ended.
     sa.Column("cleared_ms", _BIG),
@@ -251,11 +253,7 @@ batches: Final = sa.Table(
     sa.CheckConstraint("completed + failed <= lines_total", name="counts"),
     sa.Index(None, "project_id", "seq"),
     # The loops look only at what is open, however many batches have ended.
-    _partial_index(
-        "ix_batches_open",
-        ("status", "seq"),
-        "status NOT IN ('completed','failed','expired','cancelled')",
-    ),
+    _partial_index("ix_batches_open", ("status", "seq"), OPEN_WHERE),
     _partial_index("ix_batches_window", ("pool_id", "seq"), WINDOW_WHERE),
     _partial_index("ix_batches_expiry", ("expires_ms",), EXPIRY_WHERE),
     _partial_index("ix_batches_stopping", ("stopping_ms",), STOPPING_WHERE),

@@ -56,7 +56,7 @@ class Gone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Busy:
-    """Another attempt of the dispatch lives for so many milliseconds at least."""
+    """Another attempt of the dispatch lives, or its batch is put off, for so many milliseconds."""
 
     left_ms: int
 
@@ -86,6 +86,9 @@ def open_attempt(
     gone = _gone(batch, chunk, delivery, now_ms)
     if gone is not None:
         return gone
+    if batch.retry_ms > now_ms:
+        # Its input could not be read; see `losses`.
+        return Busy(left_ms=batch.retry_ms - now_ms)
     opened_before = attempts_repo.open_of_chunk(connection, chunk.id)
     for other in opened_before:
         if leases.end_ms(other.lease_until_ms) > now_ms and _same_delivery(other, delivery):
@@ -114,7 +117,7 @@ def open_attempt(
 
 
 _BATCH_OF_CHUNK: Final = (
-    sa.select(batches.c.status, batches.c.stopping_ms, batches.c.expires_ms)
+    sa.select(batches.c.status, batches.c.stopping_ms, batches.c.expires_ms, batches.c.retry_ms)
     .where(
         batches.c.id
         == sa.select(chunks.c.batch_id)
@@ -253,6 +256,9 @@ class Source:
     lines: Sequence[Range]
     parts: Parts
     index_blob: str
+    batch_id: str
+    was_lost: bool
+    """Whether the last try to read its input failed."""
 
 
 def source_of(connection: sa.Connection, token: str) -> Source:
@@ -262,7 +268,13 @@ def source_of(connection: sa.Connection, token: str) -> Source:
         ConflictError: the attempt is over, so there is nothing to read.
     """
     row = connection.execute(
-        sa.select(chunks.c.lines, batches.c.input_parts, batches.c.index_blob)
+        sa.select(
+            chunks.c.lines,
+            batches.c.id,
+            batches.c.input_parts,
+            batches.c.index_blob,
+            batches.c.fault,
+        )
         .join(attempts, attempts.c.chunk_id == chunks.c.id)
         .join(batches, batches.c.id == chunks.c.batch_id)
         .where(attempts.c.token == token, attempts.c.closed_ms.is_(None))
@@ -273,6 +285,8 @@ def source_of(connection: sa.Connection, token: str) -> Source:
         lines=chunks_repo.unpack_ranges(row.lines),
         parts=[(name, size) for name, size in row.input_parts],
         index_blob=row.index_blob,
+        batch_id=row.id,
+        was_lost=row.fault is not None,
     )
 
 

@@ -318,7 +318,7 @@ POISON: Final = sa.and_(
 """Chunks of one line that is not tried again."""
 
 
-def poison(connection: sa.Connection, max_attempts: int) -> list[Row]:
+def poison(connection: sa.Connection, max_attempts: int, now_ms: int) -> list[Row]:
     """Return the chunks whose single line is to be given up, of batches that run."""
     query = (
         sa.select(
@@ -331,7 +331,7 @@ def poison(connection: sa.Connection, max_attempts: int) -> list[Row]:
             batches.c.index_blob,
         )
         .join(batches, batches.c.id == chunks.c.batch_id)
-        .where(POISON, batches.c.sealed_ms.is_(None))
+        .where(POISON, batches.c.sealed_ms.is_(None), batches.c.retry_ms <= now_ms)
         .limit(64)
     )
     return list(connection.execute(query, {"max_attempts": max_attempts}))

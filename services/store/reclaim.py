@@ -23,6 +23,7 @@ _RUNS: Final = sa.and_(
     batches.c.sealed_ms.is_(None),
     batches.c.stopping_ms.is_(None),
     batches.c.expires_ms > sa.bindparam("now_ms"),
+    batches.c.retry_ms <= sa.bindparam("now_ms"),
 )
 _OPEN: Final = (
     sa.select(chunks.c.id, chunks.c.pool_id)

@@ -37,6 +37,9 @@ def seal(connection: sa.Connection, batch: Row, outcome: BatchStatus, now_ms: in
         "version": batches.c.version + 1,
         "sealed_ms": now_ms,
         "seal_outcome": outcome.value,
+        # Of waiting for an input that was missing; finalizing counts anew.
+        "tries": 0,
+        "retry_ms": 0,
     }
     source = BatchStatus.CANCELLING
     if outcome != BatchStatus.CANCELLED:

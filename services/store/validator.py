@@ -8,7 +8,7 @@ from services.kit import telemetry
 from services.kit.errors import NotFoundError
 from services.kit.ids import ProjectId
 from services.kit.log import get_logger
-from services.store import batches_repo, files_repo, models_repo
+from services.store import batches_repo, files_repo, losses, models_repo
 from services.store.blobs.base import BlobMissingError
 from services.store.context import Context
 from services.store.domain import cutter, validate
@@ -28,6 +28,14 @@ _UNCHECKED = {
     "into several files, and tell who runs this server.",
     "param": "file_id",
 }
+
+
+class _InputMissingError(Exception):
+    """The input was not found, for the first time: it may be there at the next look."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__(fault)
+        self.fault = fault
 
 
 class Validator:
@@ -56,8 +64,10 @@ class Validator:
             )
             for row, outcome in zip(rows, outcomes, strict=True):
                 if isinstance(outcome, BaseException):
-                    _log.error("validation_failed", batch=row.id, exc_info=outcome)
-                    await self._put_off(row)
+                    fault = outcome.fault if isinstance(outcome, _InputMissingError) else None
+                    if fault is None:
+                        _log.error("validation_failed", batch=row.id, exc_info=outcome)
+                    await self._put_off(row, fault)
                 else:
                     judged += 1
             self._context.wake("outbox")
@@ -100,13 +110,13 @@ class Validator:
             self._started_seq = await self._context.db.read(batches_repo.last_seq)
         return self._started_seq
 
-    async def _put_off(self, row: batches_repo.Row) -> None:
+    async def _put_off(self, row: batches_repo.Row, fault: str | None) -> None:
         """Let others go before a batch that could not be judged; the try counts for nothing."""
         until_ms = self._context.now_ms() + _FAULT_MS
         await self._context.db.write(
             "validate.put_off",
             lambda connection: batches_repo.put_off(
-                connection, row.id, tries=row.tries, until_ms=until_ms
+                connection, row.id, tries=row.tries, until_ms=until_ms, fault=fault
             ),
         )
 
@@ -168,9 +178,11 @@ class Validator:
             return [_file_error(f"The file {file.id} is too large for a batch; split it.")]
         try:
             return await self._check_lines(row, file, models)
-        except BlobMissingError:
-            _log.exception("input_missing", batch=row.id, file=file.id)
-            return [_file_error(f"The content of file {file.id} is gone; upload it again.")]
+        except BlobMissingError as error:
+            _log.error("input_missing", batch=row.id, file=file.id, blob=error.name)
+            if row.fault is None:
+                raise _InputMissingError(losses.input_words(file.id, error)) from None
+            return [_lost_error(file.id)]
 
     async def _check_lines(
         self, row: batches_repo.Row, file: files_repo.Row, models: Sequence[models_repo.Row]
@@ -218,6 +230,16 @@ class Validator:
             lines=verdict.lines,
             bytes=file.bytes,
         )
+
+
+def _lost_error(file_id: str) -> dict[str, object]:
+    return {
+        "code": "input_lost",
+        "line": None,
+        "message": f"The content of file {file_id} was lost from the server's storage. Delete the "
+        "file, upload it again, and create the batch on the new one.",
+        "param": "file_id",
+    }
 
 
 def _file_error(message: str) -> dict[str, object]:

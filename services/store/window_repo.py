@@ -58,6 +58,7 @@ _WINDOW: Final = (
         batches.c.pool_id == sa.bindparam("pool_id"),
         batches.c.mixed.is_(False),
         batches.c.expires_ms > sa.bindparam("now_ms"),
+        batches.c.retry_ms <= sa.bindparam("now_ms"),
     )
     .order_by(batches.c.seq)
     .limit(sa.bindparam("most"))
@@ -96,14 +97,14 @@ def to_proto(row: Row) -> work_pb2.WindowBatch:
     )
 
 
-def indexes_of(connection: sa.Connection, batch_ids: Sequence[str]) -> dict[str, str]:
+def indexes_of(connection: sa.Connection, batch_ids: Sequence[str], now_ms: int) -> dict[str, str]:
     """Return the name of the line index of each of these batches that is in the window.
 
     That of one which has ended may be gone with its input.
     """
     rows = connection.execute(
         sa.select(batches.c.id, batches.c.index_blob).where(
-            batches.c.id.in_(batch_ids), sa.text(WINDOW_WHERE)
+            batches.c.id.in_(batch_ids), sa.text(WINDOW_WHERE), batches.c.retry_ms <= now_ms
         )
     )
     return {row.id: row.index_blob for row in rows if row.index_blob is not None}
@@ -123,6 +124,7 @@ _OPEN_BATCHES: Final = (
         batches.c.id.in_(sa.bindparam("batch_ids", expanding=True)),
         sa.text(WINDOW_WHERE),
         batches.c.expires_ms > sa.bindparam("now_ms"),
+        batches.c.retry_ms <= sa.bindparam("now_ms"),
     )
     .order_by(batches.c.seq)
     .with_for_update()

@@ -5,12 +5,12 @@ from typing import Any
 
 from protos.nightshift.v1 import work_pb2, work_pb2_grpc
 from services.kit.errors import InvalidRequestError
-from services.kit.log import get_logger
 from services.store import (
     chunks_repo,
     executors_repo,
     input_lines,
     leadership_repo,
+    losses,
     opening,
     pools_repo,
     reclaim,
@@ -20,11 +20,9 @@ from services.store.appending import Appender
 from services.store.blobs.base import BlobMissingError
 from services.store.context import Context
 from services.store.domain import results
-from services.store.domain.line_index import IndexFormatError, LineIndex
+from services.store.domain.line_index import LineIndex
 from services.store.engines_repo import EngineNotes
 from services.store.input_reader import InputReader
-
-_log = get_logger(__name__)
 
 _Context = Any  # ServicerContext is generic in its stubs only
 
@@ -113,7 +111,7 @@ class WorkServicer(work_pb2_grpc.WorkServicer):
         ]
         wanted = sorted({cut.batch_id for cut in cuts})
         names = await self._context.db.read(
-            lambda connection: window_repo.indexes_of(connection, wanted)
+            lambda connection: window_repo.indexes_of(connection, wanted, self._context.now_ms())
         )
         indexes = await self._indexes(names)
 
@@ -128,7 +126,7 @@ class WorkServicer(work_pb2_grpc.WorkServicer):
         return await self._context.db.write("chunk.cut", cut_all)
 
     async def _indexes(self, names: dict[str, str]) -> dict[str, LineIndex]:
-        """Return the line index of each batch, without those of which somebody took theirs away.
+        """Return the line index of each batch, without those whose input is lost as well.
 
         Such a batch waits for the operator, and nobody waits for it.
         """
@@ -136,8 +134,8 @@ class WorkServicer(work_pb2_grpc.WorkServicer):
         for batch_id, name in names.items():
             try:
                 found[batch_id] = await self._reader.index(name)
-            except (BlobMissingError, IndexFormatError) as error:
-                _log.error("batch_has_no_index", batch=batch_id, blob=name, error=str(error))
+            except BlobMissingError as error:
+                await losses.put_off(self._context, batch_id, error)
         return found
 
     async def ReportPools(
@@ -271,12 +269,18 @@ class WorkServicer(work_pb2_grpc.WorkServicer):
         wanted = chunks_repo.from_messages(request.lines)
         if results.subtract(wanted, source.lines):
             raise InvalidRequestError("Lines outside the attempt's chunk.", param="lines")
-        index = await self._reader.index(source.index_blob)
         ordered = results.normalise(wanted)
-        async for records, payload in input_lines.frames(
-            self._context.blobs, source.parts, index, ordered
-        ):
-            yield work_pb2.ReadLinesResponse(records=records, payload=payload)
+        try:
+            index = await self._reader.index(source.index_blob)
+            async for records, payload in input_lines.frames(
+                self._context.blobs, source.parts, index, ordered
+            ):
+                yield work_pb2.ReadLinesResponse(records=records, payload=payload)
+        except BlobMissingError as error:
+            told = await losses.put_off(self._context, source.batch_id, error, token=request.token)
+            raise told from None
+        if source.was_lost:
+            await losses.found_again(self._context, source.batch_id)
 
     async def AppendResults(
         self, request_iterator: AsyncIterator[work_pb2.AppendResultsRequest], context: _Context

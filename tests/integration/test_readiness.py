@@ -78,15 +78,14 @@ async def test_each_is_ready_while_what_it_needs_is_there(
 
 
 async def test_a_gateway_that_stops_is_ready_no_more_and_still_answers(fleet: Fleet) -> None:
-    leaving = fleet.all.gateway("leaving", DRAIN_DELAY_SECONDS="3")
+    leaving = fleet.all.gateway("leaving", DRAIN_DELAY_SECONDS="6")
     await fleet.all.start(leaving)
-    client = AsyncOpenAI(base_url=leaving.base_url, api_key="x", max_retries=0)
-    ending = asyncio.create_task(leaving.stop())
-    await eventually(lambda: _says(leaving, "stopping"))
-    assert not await leaving.is_serving()
-    assert (await client.models.list()).data == []
-    assert await ending == 0
-    await client.close()
+    async with AsyncOpenAI(base_url=leaving.base_url, api_key="x", max_retries=0) as client:
+        ending = asyncio.create_task(leaving.stop())
+        await eventually(lambda: _says(leaving, "stopping"))
+        assert not await leaving.is_serving()
+        assert (await client.models.list()).data == []
+        assert await ending == 0
 
 
 async def test_a_store_without_room_takes_nothing_new_and_runs_what_there_is(

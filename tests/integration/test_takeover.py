@@ -80,47 +80,47 @@ async def test_a_standby_goes_on_whatever_becomes_of_the_leader(
         fleet.executor(f"executor-{number}")
     gateway = fleet.gateway("gateway")
     await fleet.start()
-    client = AsyncOpenAI(base_url=gateway.base_url, api_key="x")
-    lines = chats(5_000, x_simulate={"delay_ms": 350})
-    watch = Watch(client, await submit(client, lines))
-    await watch.half_way()
+    async with AsyncOpenAI(base_url=gateway.base_url, api_key="x") as client:
+        lines = chats(5_000, x_simulate={"delay_ms": 350})
+        watch = Watch(client, await submit(client, lines))
+        await watch.half_way()
 
-    killed = await schedulers.leader()
-    await killed.kill()
-    frozen = await schedulers.leader(other_than=killed)
-    killed.start()
-    await killed.ready()
+        killed = await schedulers.leader()
+        await killed.kill()
+        frozen = await schedulers.leader(other_than=killed)
+        killed.start()
+        await killed.ready()
 
-    frozen.send(signal.SIGSTOP)
-    at = time.monotonic()
-    after = await schedulers.leader(other_than=frozen)
-    # Longer than its lease: when it wakes, it goes on where it stood.
-    await eventually(lambda: time.monotonic() > at + TAKEOVER_SECONDS, within_seconds=10)
-    frozen.send(signal.SIGCONT)
-    await frozen.ready()
+        frozen.send(signal.SIGSTOP)
+        at = time.monotonic()
+        after = await schedulers.leader(other_than=frozen)
+        # Longer than its lease: when it wakes, it goes on where it stood.
+        await eventually(lambda: time.monotonic() > at + TAKEOVER_SECONDS, within_seconds=10)
+        frozen.send(signal.SIGCONT)
+        await frozen.ready()
 
-    async def one_is_left() -> bool:
-        return await schedulers.leaders() == [after.name]
+        async def one_is_left() -> bool:
+            return await schedulers.leaders() == [after.name]
 
-    await eventually(one_is_left)
+        await eventually(one_is_left)
 
-    done = watch.done
-    assert await after.stop() == 0
-    at = time.monotonic()
-    await schedulers.leader(other_than=after)
-    # It resigned: nobody had to wait for its lease.
-    assert time.monotonic() - at < TTL_SECONDS
-    await watch.poll()
-    assert done <= watch.done < len(lines), "the batch was over before the last of it"
+        assert await after.stop() == 0
+        at = time.monotonic()
+        await schedulers.leader(other_than=after)
+        # It resigned: nobody had to wait for its lease.
+        assert time.monotonic() - at < TTL_SECONDS
+        # There is work for the last of them, too, however long all of it took.
+        last = chats(500, "last")
+        other = Watch(client, await submit(client, last))
 
-    found = await outcome(client, await watch.end(60), ids(lines))
-    check_answers(found, lines)
-    assert found.counts == (len(lines), len(lines), 0)
-    # No executor was hit, so that nothing had to be run twice.
-    begun = executions(read_started(tmp_path / "seats"))
-    assert len(begun) == len(lines)
-    assert max(begun.values()) == 1
-    await client.close()
+        for each, its in ((watch, lines), (other, last)):
+            found = await outcome(client, await each.end(60), ids(its))
+            check_answers(found, its)
+            assert found.counts == (len(its), len(its), 0)
+        # No executor was hit, so that nothing had to be run twice.
+        begun = executions(read_started(tmp_path / "seats"))
+        assert len(begun) == len(lines) + len(last)
+        assert max(begun.values()) == 1
 
 
 async def test_an_answer_older_than_the_end_of_a_term_does_not_begin_it_again() -> None:

@@ -134,7 +134,7 @@ class Copied:
         self.send(signal.SIGCONT)
         self.send(signal.SIGTERM)
         try:
-            await eventually(lambda: not self.runs, within_seconds=STOP_SECONDS)
+            await self._gone()
         except AssertionError as error:
             # It says what it is about.
             self.send(signal.SIGUSR2)
@@ -147,7 +147,14 @@ class Copied:
     async def kill(self) -> None:
         """SIGKILL, and wait until it is gone."""
         self.send(signal.SIGKILL)
-        await eventually(lambda: not self.runs, within_seconds=STOP_SECONDS)
+        await self._gone()
+
+    async def _gone(self) -> None:
+        """Wait for the end of what runs now: somebody may start it again at once."""
+        pid = self.pid
+        await eventually(
+            lambda: pid == 0 or not psutil.pid_exists(pid), within_seconds=STOP_SECONDS
+        )
 
     def log(self) -> str:
         """All that it logged."""

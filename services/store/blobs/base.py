@@ -10,7 +10,16 @@ Content = bytes | AsyncIterator[bytes | memoryview]
 
 
 class BlobMissingError(Exception):
-    """No blob of that name; its row named it, so something outside deleted it."""
+    """No blob of that name, or less of it than there was: something outside deleted or cut it."""
+
+    def __init__(self, name: str) -> None:
+        """Name the blob."""
+        super().__init__(name)
+        self.name = name
+
+
+class BlobDamagedError(BlobMissingError):
+    """The blob is there, but is not what was written."""
 
 
 class Blobs(ABC):

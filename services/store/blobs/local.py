@@ -93,7 +93,13 @@ class LocalBlobs(Blobs):
 
     def _read(self, name: str, offset: int, length: int) -> bytes:
         with _told(name):
-            return read_file(self._root, name, offset, length)
+            try:
+                return read_file(self._root, name, offset, length)
+            except BlobMissingError:
+                # Without this folder all of it is away, such as a disk that is not mounted: a
+                # fault that ends, while a blob that is missing never comes back by itself.
+                self._tmp.stat()
+                raise
 
     async def _delete(self, names: tuple[str, ...]) -> None:
         await asyncio.to_thread(self._unlink, names)

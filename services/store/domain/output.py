@@ -18,6 +18,7 @@ from services.kit.result_line import (
     ENGINE_FAILURE,
     MESSAGES,
     REQUEST_TIMEOUT,
+    RESULT_LOST,
     no_response_line,
 )
 
@@ -28,6 +29,7 @@ __all__ = [
     "MESSAGES",
     "PLACE",
     "REQUEST_TIMEOUT",
+    "RESULT_LOST",
     "RUN",
     "EndRuns",
     "merge_order",
@@ -121,11 +123,12 @@ def write_runs(runs: Records, payloads: Mapping[int, bytes]) -> Iterator[memoryv
 
 
 def unanswered_frame(
-    batch_id: str, lines: Sequence[int], custom_ids_json: Sequence[bytes], code: str
+    batch_id: str, lines: Sequence[int], custom_ids_json: Sequence[bytes | None], code: str
 ) -> tuple[Records, bytes]:
     """Result records and payload, as an executor would send them, for lines without an answer.
 
-    `custom_ids_json`: the JSON strings of these lines (`services.kit.result_line.custom_id_json`).
+    `custom_ids_json`: the JSON strings of these lines (`services.kit.result_line.custom_id_json`),
+    None where it is not known any more.
     `code`: one of `MESSAGES` (KeyError otherwise); expired and cancelled lines count as never run,
     the others as failed. The same arguments give the same bytes.
     """

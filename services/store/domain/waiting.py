@@ -3,9 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Final
 
-from services.store.domain.state import BatchStatus
+from services.store.domain.state import TERMINAL, BatchStatus
 
-_ENDING: Final = (BatchStatus.FINALIZING, BatchStatus.CANCELLING)
 MOST_AHEAD: Final = 1_000
 """Batches ahead are counted up to this many."""
 
@@ -54,9 +53,10 @@ def explain(
         status: its status.
         pool: the pool of its lines; None until validated.
         ahead: batches of the pool before it that have lines to hand out, at most `MOST_AHEAD`.
-        fault: why its end files could not be written when it was last tried; None otherwise.
+        fault: why its input could not be read, or its end files not be written, when that was last
+            tried; None otherwise.
     """
-    if status not in _ENDING:
+    if status in TERMINAL:
         fault = None
     if pool is None:
         return replace(NOTHING, reason=fault)
@@ -65,7 +65,7 @@ def explain(
         pool=pool.id,
         queue_position=ahead if runs else None,
         executors=pool.ready if runs else None,
-        reason=_reason(pool, ahead) if runs else fault,
+        reason=fault or (_reason(pool, ahead) if runs else None),
         engine_revision=pool.engine_revision,
     )
 

@@ -23,6 +23,7 @@ _ON_BOTH = (
     "test_file_expiry",
     "test_finalizing",
     "test_leadership",
+    "test_losses",
     "test_mixed",
     "test_odd_text",
     "test_quarantine",

@@ -42,6 +42,7 @@ from services.store.event_hub import EventHub
 from services.store.events_servicer import EventsServicer
 from services.store.files_servicer import FilesServicer
 from services.store.finalizer import Finalizer
+from services.store.index_maker import IndexMaker
 from services.store.input_reader import InputReader
 from services.store.models_servicer import AdminServicer, ModelsServicer
 from services.store.settings import StoreSettings
@@ -281,7 +282,7 @@ class Store(Worker):
         self.hub = hub
         self.context = context
         self.clock = clock
-        reader = InputReader(context.blobs)
+        reader = reader_of(context)
         self.validator = Validator(context, reader)
         self.ender = Ender(context, reader)
         self.finalizer = Finalizer(context, reader)
@@ -302,6 +303,11 @@ class Store(Worker):
     async def validated(self, batch_id: str) -> None:
         """Let the validator take a turn."""
         await self.validator.run_once()
+
+
+def reader_of(context: Context) -> InputReader:
+    """Return a reader as the store's main makes one."""
+    return InputReader(context.blobs, IndexMaker(context).make_again, context.clock)
 
 
 def messages(ranges: Iterable[Range]) -> list[common_pb2.LineRange]:
@@ -442,7 +448,7 @@ def _entries(context: Context, hub: EventHub) -> Iterator[rpc.ServiceEntry]:
         ("Admin", AdminServicer(context), admin_pb2_grpc.add_AdminServicer_to_server),
         (
             "Work",
-            WorkServicer(context, InputReader(context.blobs)),
+            WorkServicer(context, reader_of(context)),
             work_pb2_grpc.add_WorkServicer_to_server,
         ),
     ):
