@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, NoReturn
 
 from protos.nightshift.v1 import (
@@ -25,6 +25,7 @@ from services.kit.interceptors import (
     TelemetryInterceptor,
     TraceInterceptor,
 )
+from services.kit.log import get_logger
 from services.kit.loop import Loop
 from services.kit.readiness import Readiness
 from services.store import folders, memory, starting
@@ -53,8 +54,13 @@ from services.store.webhook_sender import Sender
 from services.store.webhooks_servicer import WebhooksServicer
 from services.store.work_servicer import WorkServicer
 
+_log = get_logger(__name__)
+
 _TICK_SECONDS = 1.0
 _SWEEP_SECONDS = 60.0
+_TURN_SECONDS = 3.0
+"""For turns of loops when the store is told to stop. They may wait for a bucket or a database that
+is away for longer, or have a thousand batches to end."""
 _PACKAGE = "nightshift.v1"
 _WORK = f"{_PACKAGE}.Work"
 
@@ -166,9 +172,8 @@ def _start_loops(
     }
     for name, (run_once, tick_seconds) in turns.items():
         loops[name] = Loop(name, run_once, tick_seconds=tick_seconds)
-    for loop in loops.values():
-        task = asyncio.create_task(loop.run(), name=loop.name)
-        stack.push_async_callback(_finish, loop, task)
+    running = [asyncio.create_task(loop.run(), name=loop.name) for loop in loops.values()]
+    stack.push_async_callback(_finish, loops.values(), running)
 
 
 @contextlib.asynccontextmanager
@@ -181,9 +186,14 @@ async def _in_background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]
         await tasks.end(task)
 
 
-async def _finish(loop: Loop, task: "asyncio.Task[None]") -> None:
-    loop.stop()
-    await task
+async def _finish(loops: Iterable[Loop], running: "Sequence[asyncio.Task[None]]") -> None:
+    """Let turns in progress end, and break off those that take long: the next store does them."""
+    for loop in loops:
+        loop.stop()
+    _, late = await asyncio.wait(running, timeout=_TURN_SECONDS)
+    if late:
+        _log.warning("turns_broken_off", loops=sorted(task.get_name() for task in late))
+    await tasks.end(*running)
 
 
 def _entries(

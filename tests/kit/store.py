@@ -78,12 +78,12 @@ class StoreProcess:
         self.process.kill()
         self.process.wait(10)
 
-    def stop(self) -> int:
+    def stop(self, within_seconds: float = 20.0) -> int:
         """SIGTERM; returns the exit status."""
         assert self.process is not None
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(20)
+        return self.process.wait(within_seconds)
 
     def log(self) -> str:
         """All that it logged."""

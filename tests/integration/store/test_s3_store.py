@@ -25,6 +25,8 @@ MIB = 1024 * 1024
 COMPLETED = batches_pb2.BATCH_STATUS_COMPLETED
 LINES = 40
 ANSWER = "x" * INLINE_BYTES
+STOP_SECONDS = 14.0
+"""Ten for calls, three for turns of loops; a try at the bucket takes 20 alone."""
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +148,26 @@ async def test_it_goes_on_by_itself_when_the_bucket_is_back(
         output, _ = await store.end_files(batch_id)
         assert [line["custom_id"] for line in output] == ["r0", "r1", "r2"]
         assert await store.download(kept.id) == chat_line("r0")
+
+
+async def test_it_stops_in_time_though_its_bucket_does_not_answer(
+    tmp_path: Path, bucket: S3Server
+) -> None:
+    async with working(tmp_path / "data", bucket) as store:
+        batch_id = await store.batch(1)
+        (dispatch,) = await store.cut((batch_id, 1))
+        token = (await store.open(dispatch)).token
+        bucket.process.send_signal(signal.SIGSTOP)
+        try:
+            assert await store.finish(token, [0], batch_id) == 1
+            await store.settled(batch_id, batches_pb2.BATCH_STATUS_FINALIZING)
+            assert store.store.stop(STOP_SECONDS) == 0
+        finally:
+            bucket.process.send_signal(signal.SIGCONT)
+        # Whoever comes next ends it at once: what was begun there is nobody's.
+        store.store.start()
+        await store.ready()
+        await store.settled(batch_id, COMPLETED)
 
 
 async def again(store: Worker, token: str, batch_id: str) -> int:
