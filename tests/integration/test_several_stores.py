@@ -93,7 +93,6 @@ async def test_a_store_that_is_killed_or_frozen_is_missed_by_nobody(
 
     done = watch.done
     await watch.until(lambda: watch.done > done, 20)
-    assert done < len(lines), "too late to disturb anyone"
     for each, its_lines in small.begun:
         found = await outcome(clients[1], await each.end(90), ids(its_lines))
         check_answers(found, its_lines)
