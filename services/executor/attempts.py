@@ -203,12 +203,11 @@ class Attempts:
         """Return a batch's attempts."""
         return [one for one in self._all.values() if one.dispatch.batch_id == batch_id]
 
-    def released_of(self, dispatch: Dispatch) -> Attempt | None:
-        """Return the attempt of a dispatch whose message was left to the broker, if it goes on."""
+    def held(self, dispatch: Dispatch) -> Attempt | None:
+        """Return the attempt of a dispatch that is held here and not ending, if there is one."""
         for one in self._all.values():
-            mine = one.released and one.token and not one.closed
             name = one.dispatch.chunk_id, one.dispatch.dispatch
-            if mine and name == (dispatch.chunk_id, dispatch.dispatch):
+            if not one.closed and name == (dispatch.chunk_id, dispatch.dispatch):
                 return one
         return None
 

@@ -69,6 +69,8 @@ class Keeper:
             attempt.answered_at = asked_at
         for reason, named in drops.items():
             self._endings.drop(named, reason)
+        # Lines may have waited for that word.
+        self._attempts.changed()
         return len(attempts)
 
     async def keep_once(self) -> int:
@@ -82,10 +84,10 @@ class Keeper:
         self._endings.release(one for one in held if now - one.answered_at > ACK_WAIT_SECONDS)
         due = [one for one in held if not one.released and now - one.kept_at >= IN_PROGRESS_SECONDS]
         for attempt in due:
-            attempt.kept_at = now
             try:
                 await attempt.delivery.keep()
             except BusFault as fault:
                 _log.warning("keep_failed", error=str(fault))
                 break
+            attempt.kept_at = now
         return len(due)

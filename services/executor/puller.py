@@ -105,9 +105,9 @@ class ChunkPuller:
 
     def _take(self, delivery: Delivery) -> None:
         now = self._clock.monotonic()
-        ours = self._attempts.released_of(delivery.dispatch)
-        if ours is not None and now - ours.answered_at <= ACK_WAIT_SECONDS:
-            # The store was away for all, and nobody else took it meanwhile: its lines run on.
+        ours = self._attempts.held(delivery.dispatch)
+        if ours is not None and ours.token and now - ours.answered_at <= ACK_WAIT_SECONDS:
+            # It was left to the broker, or the broker lost its memory: its lines run on.
             ours.delivery, ours.kept_at, ours.released = delivery, now, False
             return
         alone = self._attempts.first_alone()

@@ -28,6 +28,7 @@ from services.executor.lineup import Lineup
 from services.executor.reporter import Reporter
 from services.executor.retry import Again, judge
 from services.executor.room import Speed
+from services.executor.standstill import Standstill
 from services.kit import failpoints
 from services.kit.clock import Clock
 from services.kit.frames import FAILED_FLAG
@@ -40,8 +41,6 @@ SLICE_LINES: Final = 64
 """Lines given to an engine before others may use the loop."""
 STEP_SECONDS: Final = 0.5
 """An engine without a step for longer may hang; whether it does shows later."""
-STOOD_STILL_SECONDS: Final = 2.0
-"""Lines are looked at each second; where it took longer, this process stood still."""
 ABORT_SECONDS: Final = 5.0
 """Bound on waiting for an engine to let aborted lines go; the watchdog sees to the rest."""
 
@@ -103,7 +102,7 @@ class Runner:
         self._accepting = True
         self._speed = Speed(1)
         self._measured_at = clock.monotonic()
-        self._looked_at = self._measured_at
+        self._standstill = Standstill(self._measured_at)
         self.answered = 0
         """Lines that got a result, since the start of this process."""
 
@@ -213,8 +212,8 @@ class Runner:
 
     def _forgive(self, now: float) -> None:
         """Count no time in which this process was stopped, and the engine with it, to any line."""
-        late, self._looked_at = now - self._looked_at, now
-        for running in self._running.values() if late > STOOD_STILL_SECONDS else ():
+        late = self._standstill.look(now)
+        for running in self._running.values() if late else ():
             running.started_at += late
 
     async def run(self) -> None:
@@ -239,6 +238,10 @@ class Runner:
         if attempt is None:
             return False
         started = self._measure(0)
+        self._forgive(started)
+        if attempt.answered_at <= self._standstill.last_at:
+            # Others may have its lines by now: the next beat tells.
+            return False
         left = attempt.left
         ready = attempt.ready
         lines = [ready.popleft() for _ in range(min(free, SLICE_LINES, len(ready)))]

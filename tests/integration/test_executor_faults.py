@@ -11,6 +11,7 @@ from services.executor import endings, keeper, puller
 from services.executor import executor as executors
 from services.executor.engines.base import Answer, EngineRequest
 from services.executor.engines.simulated import SimulatedEngine
+from services.executor.engines.started_log import StartedFile
 from services.kit import bus as buses
 from services.kit import subjects
 from services.kit.subjects import event_subject
@@ -18,6 +19,7 @@ from tests.kit.eventually import eventually
 from tests.kit.executor_fleet import POOL, Fleet, fleet, lines
 from tests.kit.nats_server import NatsServer
 from tests.kit.scripted_store import chat_line
+from tests.kit.started_lines import executions, read_started
 
 __all__ = ["fleet"]
 
@@ -175,6 +177,27 @@ async def test_a_process_that_was_stopped_times_no_line_out(fleet: Fleet) -> Non
     assert chunk_done.answers()["slow"]["response"]["status_code"] == 200
 
 
+@pytest.mark.parametrize("taken", [False, True])
+async def test_a_process_that_was_stopped_begins_no_line_before_it_asked(
+    fleet: Fleet, tmp_path: Path, taken: bool
+) -> None:
+    """Others may have begun them by then: it goes on with what the store says is still its own."""
+    texts = [chat_line(f"slow-{n}", x_simulate={"delay_ms": 500}) for n in range(6)]
+    await fleet.publish(fleet.work.add_chunk(texts, pool_id=POOL))
+    notes = StartedFile(tmp_path / "started", "executor-0.1")
+    executor = await fleet.start(engine=SimulatedEngine(seats=2, started=notes))
+    await eventually(lambda: executor.runner.in_flight == 2)
+    [token] = fleet.work.tokens
+    if taken:
+        fleet.work.drops[token] = work_pb2.DROP_REASON_SUPERSEDED
+    begun = executions(read_started(tmp_path / "started"))
+    # Stands in for SIGSTOP: nothing of the process runs meanwhile.
+    time.sleep(2.6)  # noqa: ASYNC251
+    await eventually(lambda: not len(executor.attempts))
+    now = executions(read_started(tmp_path / "started"))
+    assert now == begun if taken else sorted(now.values()) == [1] * len(texts)
+
+
 async def test_suspects_have_the_engine_to_themselves(fleet: Fleet) -> None:
     slow = fleet.work.add_chunk(
         [chat_line("slow", x_simulate={"delay_ms": 700})], pool_id=POOL, first=0
@@ -266,6 +289,27 @@ async def test_lines_run_on_while_the_store_is_away_for_longer_than_messages_wai
     await fleet.settled()
     assert fleet.work.chunks[dispatch.chunk_id].results_seen == 1
     assert len(fleet.work.named("OpenAttempt")) == 1
+
+
+async def test_a_message_that_comes_again_to_its_holder_is_opened_no_second_time(
+    fleet: Fleet,
+) -> None:
+    """A consumer that is made anew remembers nobody, and delivers once more what is held."""
+    dispatch = fleet.work.add_chunk(
+        [chat_line("slow", x_simulate={"delay_ms": 3_000})], pool_id=POOL
+    )
+    await fleet.publish(dispatch)
+    executor = await fleet.start()
+    await eventually(lambda: executor.runner.in_flight == 1)
+    [attempt] = executor.attempts
+    before = attempt.delivery
+    await fleet.bus._jetstream.delete_consumer("WORK", subjects.durable_of(POOL))
+    await fleet.bus.ensure_consumer(POOL)
+    await eventually(lambda: attempt.delivery is not before)
+    assert executor.runner.in_flight == 1
+    await fleet.settled()
+    assert len(fleet.work.named("OpenAttempt")) == 1
+    assert fleet.work.chunks[dispatch.chunk_id].results_seen == 1
 
 
 async def test_work_goes_on_when_the_broker_was_killed(
