@@ -1,11 +1,9 @@
 """The window holds what may run now, in order; chunks are cut from it without gap or overlap."""
 
 import pytest
-import sqlalchemy as sa
 
 from protos.nightshift.v1 import admin_pb2, batches_pb2, models_pb2
 from services.kit import ids
-from services.store.models import batches
 from tests.integration.store_work.harness import Store, ranges_of
 from tests.kit.store import POOL, chat_line
 
@@ -77,25 +75,6 @@ async def test_cuts_are_contiguous_and_in_the_order_wanted(store: Store) -> None
     (last,) = await store.cut((one, 100))
     assert ranges_of(last.lines) == [(4, 1)]
     assert await store.cut((one, 100)) == []
-
-
-@pytest.mark.parametrize("left", [None, b"half of an index"])
-async def test_a_batch_whose_index_somebody_removed_holds_up_no_other(
-    store: Store, left: bytes | None
-) -> None:
-    broken, sound = await store.batch(3), await store.batch(3)
-    ((name,),) = await store.sql(sa.select(batches.c.index_blob).where(batches.c.id == broken))
-    content = await store.context.blobs.read(name, 0, 1 << 20)
-    await store.context.blobs.delete("test.step", name)
-    if left is not None:
-        await store.context.blobs.put("test.step", name, left)
-    assert [each.batch_id for each in await store.cut((broken, 3), (sound, 3))] == [sound]
-
-    # Once it is back, the batch goes on where it was.
-    await store.context.blobs.delete("test.step", name)
-    await store.context.blobs.put("test.step", name, content)
-    (chunk,) = await store.cut((broken, 9))
-    assert ranges_of(chunk.lines) == [(0, 3)]
 
 
 async def test_a_chunk_is_cut_by_bytes_and_holds_at_least_one_line(store: Store) -> None:
