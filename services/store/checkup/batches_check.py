@@ -47,6 +47,14 @@ Facts = TypeVar("Facts")
 PAGE: Final = 200
 _SEGMENT_PAGE: Final = 64
 _BY_HAND: Final = "Stop nightshift, run the statement, and check again."
+_RUN_LINES_AGAIN: Final = (
+    "stop nightshift, forget these results by the statement, and check again: it then says how to "
+    "let their lines run again."
+)
+_END_WITHOUT: Final = (
+    "cancel the batch, or wait for its expires_at: it then ends with all else, and with these "
+    "lines in its error file as result_lost."
+)
 _ENDED: Final = [status.value for status in TERMINAL]
 
 
@@ -109,7 +117,7 @@ class OpenBatches:
                 return
             kinds.batches.count(batch.status)
             if row.fault is not None:
-                kinds.batches.note(f"{batch_id} waits for its end: {row.fault}")
+                kinds.batches.note(f"{batch_id} waits: {row.fault}")
             kinds.batches.step()
             kinds.batches.extend(row_faults(batch))
             kinds.batches.extend(_input_faults(connection, batch, row))
@@ -221,15 +229,17 @@ def _segments(connection: sa.Connection, batch_id: str) -> Iterator[SegmentFacts
 
 
 def _segment_claim(batch: BatchFacts, segment: SegmentFacts) -> Claim:
+    mend, sql = _RUN_LINES_AGAIN, statement.delete("segments", id=segment.id)
+    if batch.sealed_ms is not None:
+        mend, sql = _END_WITHOUT, ""
     return Claim(
         subject=batch.id,
         role=f"the results of {spoken([segment.first_line, segment.last_line])}",
         name=str(segment.blob),
         project_id=batch.project_id,
         least=end_of(np.frombuffer(segment.records, RESULT_RECORD)),
-        mend="stop nightshift, forget these results by the statement, and check again: it then "
-        "says how to let their lines run again.",
-        sql=statement.delete("segments", id=segment.id),
+        mend=mend,
+        sql=sql,
     )
 
 

@@ -39,6 +39,7 @@ class Claim:
         size: in bytes, where it is known; `least` where only that is.
         mend: what to do where the file is gone and no backup has it.
         sql: a statement that belongs to it.
+        derived: whether the store makes it again by itself.
     """
 
     subject: str
@@ -49,6 +50,7 @@ class Claim:
     least: int = 0
     mend: str
     sql: str = ""
+    derived: bool = False
 
 
 class NameSet:
@@ -139,7 +141,7 @@ class Blobs:
         for claim in claims:
             state = known.get(claim.name)
             fault = self._file_fault(claim)
-            if fault is not None and state == "live" and not self._is_live(claim.name):
+            if fault is not None and state == "live" and not self.is_live(claim.name):
                 continue
             if fault is None and state != "live":
                 fault = self._row_fault(claim, state)
@@ -154,11 +156,15 @@ class Blobs:
         size = self._view.blobs.size(claim.name)
         if size is None:
             what = f"{claim.role}, blobs/{claim.name}, is gone"
-            return Fault(subject=claim.subject, what=what, mend=backup, sql=claim.sql)
+            return Fault(
+                subject=claim.subject, what=what, mend=backup, sql=claim.sql, blob=claim.name
+            )
         wanted = claim.least if claim.size is None else claim.size
         if size < wanted or (claim.size is not None and size > wanted):
             what = f"{claim.role}, blobs/{claim.name}, has {size} bytes instead of {wanted}"
-            return Fault(subject=claim.subject, what=what, mend=backup, sql=claim.sql)
+            return Fault(
+                subject=claim.subject, what=what, mend=backup, sql=claim.sql, blob=claim.name
+            )
         return None
 
     def _row_fault(self, claim: Claim, state: str | None) -> Fault:
@@ -184,7 +190,8 @@ class Blobs:
             sql=statement.update("blobs", {"name": claim.name}, state="live"),
         )
 
-    def _is_live(self, name: str) -> bool:
+    def is_live(self, name: str) -> bool:
+        """Tell whether a blob is in use by its row as it is now."""
         with self._view.snapshot() as connection:
             return states(connection, [name]).get(name) == "live"
 

@@ -28,7 +28,14 @@ _BY_HAND: Final = "Stop nightshift, run the statement, and check again."
 _UPLOAD_AGAIN: Final = (
     "delete the file, upload it again, and cancel the batches that have not ended on it."
 )
-_RUN_AGAIN: Final = "run its batch's input again, since results are kept nowhere else once it ends."
+_INDEX_AGAIN: Final = (
+    "Stop nightshift, delete blobs/{name}, and start it: the store makes the index again of the "
+    "content. Where the content is what is damaged, restore that from a backup; without one: "
+)
+_RUN_AGAIN: Final = (
+    "delete the file and run its batch's input again, since results are kept nowhere else once it "
+    "ends."
+)
 
 
 def parts_of(row: Row) -> list[tuple[str, int]] | None:
@@ -81,8 +88,12 @@ class Files:
         kind.count("end files" if row.of_batch_id else "uploaded")
         kind.count("bytes", row.bytes)
         kind.step()
-        found = list(self._blobs.faults(claims, known))
+        found = list(self._blobs.faults([each for each in claims if not each.derived], known))
         kind.extend(found)
+        for fault in self._blobs.faults([each for each in claims if each.derived], known):
+            if not fault.blob:
+                kind.add(fault)
+                found.append(fault)
         parts = parts_of(row)
         if parts is None:
             kind.add(_row_fault(row, "its list of parts cannot be read", ""))
@@ -97,8 +108,7 @@ class Files:
             if row.of_batch_id is not None:
                 kind.extend(self._end_faults(row, parts))
             if row.index_blob is not None:
-                indexes.count("read")
-                indexes.extend(self._index_faults(row, parts, indexes))
+                self._check_index(row, parts, indexes)
         except BlobMissingError:
             # Dropped while it was read, or else `Blobs` had told of it.
             return
@@ -115,22 +125,32 @@ class Files:
 
     # --- line indexes -------------------------------------------------------------------------
 
-    def _index_faults(self, row: Row, parts: Parts, kind: Kind) -> Iterator[Fault]:
-        what = self._index_fault(row, parts, kind)
+    def _check_index(self, row: Row, parts: Parts, kind: Kind) -> None:
+        size = self._view.blobs.size(row.index_blob)
+        try:
+            data = b"" if size is None else self._view.blobs.read(row.index_blob, 0, size)
+            index = LineIndex.from_bytes(data)
+        except IndexFormatError as error:
+            if not self._blobs.is_live(row.index_blob):
+                return
+            trouble = "is gone" if size is None else f"cannot be read ({error})"
+            kind.note(
+                f"{row.id}: its line index, blobs/{row.index_blob}, {trouble}; the store makes it "
+                "again of the content when it needs it next"
+            )
+            return
+        kind.count("read")
+        what = self._index_fault(index, row, parts, kind)
         if what is not None:
-            yield Fault(
-                subject=row.id,
-                what=f"its line index, blobs/{row.index_blob}, {what}",
-                mend="Restore both its index and its content from the same backup. Without one: "
-                + _UPLOAD_AGAIN,
+            kind.add(
+                Fault(
+                    subject=row.id,
+                    what=f"its line index, blobs/{row.index_blob}, {what}",
+                    mend=_INDEX_AGAIN.format(name=row.index_blob) + _UPLOAD_AGAIN,
+                )
             )
 
-    def _index_fault(self, row: Row, parts: Parts, kind: Kind) -> str | None:
-        size = self._view.blobs.size(row.index_blob) or 0
-        try:
-            index = LineIndex.from_bytes(self._view.blobs.read(row.index_blob, 0, size))
-        except IndexFormatError as error:
-            return f"cannot be read: {error}"
+    def _index_fault(self, index: LineIndex, row: Row, parts: Parts, kind: Kind) -> str | None:
         kind.count("lines", index.lines)
         fault = index_check.table_fault(index, row.bytes)
         if fault is None:
@@ -186,6 +206,7 @@ def _claims(row: Row) -> Iterator[Claim]:
             name=row.index_blob,
             project_id=row.project_id,
             mend=_UPLOAD_AGAIN,
+            derived=True,
         )
 
 

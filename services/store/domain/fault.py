@@ -20,12 +20,14 @@ class Fault:
         what: what is wrong with it, to follow the subject and a colon.
         mend: what to do, one or more sentences.
         sql: a statement that mends it while nothing runs; empty where no statement can.
+        blob: name of the blob that is lost, if that is what is wrong.
     """
 
     subject: str
     what: str
     mend: str
     sql: str = ""
+    blob: str = ""
 
 
 def spoken(ordinals: npt.ArrayLike) -> str:
