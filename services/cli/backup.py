@@ -13,6 +13,9 @@ from services.cli.client import INTERRUPTED, fail
 from services.cli.store_job import CANNOT, Said
 
 _MODULE: Final = "services.store.backup"
+_LACKS: Final = 1
+"""Exit status of what is done, but for blobs that the store had lost."""
+_SHOWN: Final = 20
 
 
 @click.command()
@@ -57,11 +60,17 @@ def backup(
     required=True,
     help="A directory that `nightshift backup` made.",
 )
+@click.option(
+    "--with-faults",
+    is_flag=True,
+    help="Put it back though the check finds faults in it, which are there then, too.",
+)
 @store_job.place_options
 @click.option("--json", "as_json", is_flag=True, help="For programs: one JSON object.")
 def restore(
     *,
     source: Path,
+    with_faults: bool,
     data: Path,
     database_url: str | None,
     blobs_url: str | None,
@@ -71,7 +80,8 @@ def restore(
 
     It is checked first. Batches that were in flight go on once services run there.
     """
-    arguments = [_MODULE, "restore", "--from", str(source.absolute())]
+    more = ["--with-faults"] if with_faults else []
+    arguments = [_MODULE, "restore", "--from", str(source.absolute()), *more]
     facts = _run(arguments, store_job.place(data, database_url, blobs_url), "restore")
     _tell(facts, f"restored from {source}", as_json=as_json)
 
@@ -92,7 +102,7 @@ def _run(arguments: list[str], settings: dict[str, str], command: str) -> Said:
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)
     if status == INTERRUPTED:
         sys.exit(INTERRUPTED)
-    if status or end.pop("event", "") != "done":
+    if status not in (0, _LACKS) or end.pop("event", "") != "done":
         fail(str(end.get("why", f"the {command} failed; the lines above say why")), CANNOT)
     return end
 
@@ -104,11 +114,20 @@ def _progress(said: Said) -> str:
 
 
 def _tell(facts: dict[str, Any], what: str, *, as_json: bool) -> None:
+    missing = facts["missing"]
     if as_json:
         print(json.dumps(facts))
-        return
+        sys.exit(_LACKS if missing else 0)
     moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(facts["taken_at"]))
     print(
         f"{what}: {facts['rows']:,} rows and {facts['blobs']:,} blobs of {facts['bytes']:,} bytes,"
         f" as of {moment}"
     )
+    if missing:
+        names = "".join(f"\n  blobs/{name}" for name in missing[:_SHOWN])
+        more = f"\n  and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
+        fail(
+            f"the store had lost {len(missing)} of its blobs, which are not in it either; all else "
+            f"is. `nightshift doctor --check` says whose they are and what to do:{names}{more}",
+            _LACKS,
+        )

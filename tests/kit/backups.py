@@ -58,9 +58,11 @@ async def take_here(data: Path, to: Path, reuse: Path | None = None) -> Facts:
     return await backup.take(StoreSettings(data_dir=data), to, reuse, lambda _said: None)
 
 
-async def put_back_here(source: Path, data: Path) -> Facts:
+async def put_back_here(source: Path, data: Path, *, with_faults: bool = False) -> Facts:
     """Restore into a data directory in this process."""
-    return await restore.restore(source, StoreSettings(data_dir=data), lambda _said: None)
+    return await restore.restore(
+        source, StoreSettings(data_dir=data), lambda _said: None, with_faults=with_faults
+    )
 
 
 def begin(place: Place, *arguments: str, failpoint: str = "") -> "subprocess.Popen[bytes]":

@@ -1,7 +1,8 @@
 """`python -m services.store.backup`, which `nightshift backup` and `nightshift restore` run.
 
 The store's settings say which one is meant. JSON lines on standard output tell of progress and of
-the end; exit status 0 means that it is done, 2 that it could not be.
+the end; exit status 0 means that it is done, 1 that it is, but for blobs that the store had lost,
+and 2 that it could not be.
 """
 
 import argparse
@@ -35,6 +36,7 @@ _TOLD: Final = (
     SchemaError,
     SettingsError,
 )
+LACKS: Final = 1
 CANNOT: Final = 2
 INTERRUPTED: Final = 130
 
@@ -53,6 +55,7 @@ def main() -> NoReturn:
     taking.add_argument("--reuse", type=Path)
     putting_back = commands.add_parser("restore")
     putting_back.add_argument("--from", type=Path, required=True, dest="source")
+    putting_back.add_argument("--with-faults", action="store_true")
     asked = parser.parse_args()
     # Standard output is for what is done.
     log.configure("backup", "ERROR")
@@ -62,11 +65,13 @@ def main() -> NoReturn:
         if asked.command == "take":
             facts = asyncio.run(take(settings, asked.to, asked.reuse, _say))
         else:
-            facts = asyncio.run(restore(asked.source, settings, _say))
+            facts = asyncio.run(
+                restore(asked.source, settings, _say, with_faults=asked.with_faults)
+            )
     except _TOLD as error:
         _cannot(str(error))
     except OSError as error:
-        _cannot(f"{error.filename or 'a file'} cannot be written: {error.strerror}")
+        _cannot(f"{error.filename or 'a file'} cannot be read or written: {error.strerror}")
     except sa.exc.DBAPIError as error:
         _cannot(f"a database cannot be read or written: {error.orig}")
     except sqlite3.Error as error:
@@ -74,7 +79,7 @@ def main() -> NoReturn:
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     _say({"event": "done", **asdict(facts)})
-    sys.exit(0)
+    sys.exit(LACKS if facts.missing else 0)
 
 
 def _cannot(why: str) -> NoReturn:

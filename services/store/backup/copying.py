@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -25,11 +25,18 @@ class CopyError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copied:
-    """What came of it. `kept`: of these blobs, those that were there already."""
+    """What came of it.
+
+    Attributes:
+        blobs: how many are there now, of `bytes` in all.
+        kept: of these blobs, those that were there already.
+        missing: names of those that are not there.
+    """
 
     blobs: int
     bytes: int
     kept: int
+    missing: tuple[str, ...] = ()
 
 
 class Copier:
@@ -56,6 +63,8 @@ class Copier:
         self._blobs = 0
         self._bytes = 0
         self._kept = 0
+        self._missing: list[str] = []
+        self._may_lack: Container[str] | None = None
         self._older: FolderReader | None = None
         self._link: Callable[[str], None] = lambda _name: None
 
@@ -64,13 +73,18 @@ class Copier:
         self._older = FolderReader(older)
         self._link = lambda name: _link(older / name, folder / name)
 
-    async def copy(self, names: Iterator[str]) -> Copied:
+    async def copy(self, names: Iterator[str], may_lack: Container[str] | None = ()) -> Copied:
         """Copy all of these.
 
+        Args:
+            names: of the blobs.
+            may_lack: those that may be gone; None stands for any but not all.
+
         Raises:
-            CopyError: one is gone or not as long as its place says.
+            CopyError: one is gone, all are, or one is not as long as its place says.
             UnavailableError: one cannot be read or written now.
         """
+        self._may_lack = may_lack
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(_AT_ONCE):
@@ -79,7 +93,13 @@ class Copier:
             # The others were told to stop, or met the same.
             raise errors.exceptions[0] from None
         self._told(self._blobs, self._bytes)
-        return Copied(blobs=self._blobs, bytes=self._bytes, kept=self._kept)
+        if self._missing and not self._blobs:
+            raise CopyError(
+                f"none of {len(self._missing)} blobs is there: look whether the disk with blobs/ "
+                "is mounted, and whether the settings name the right place"
+            )
+        missing = tuple(sorted(self._missing))
+        return Copied(blobs=self._blobs, bytes=self._bytes, kept=self._kept, missing=missing)
 
     async def _copy_some(self, names: Iterator[str]) -> None:
         # All tasks draw from the same names.
@@ -92,20 +112,38 @@ class Copier:
     async def _copy_one(self, name: str) -> None:
         if not is_name(name):
             raise CopyError(f"a row of blobs is called {name!r}: `nightshift doctor --check`")
-        size = await asyncio.to_thread(self._source.size, name)
+        size = await asyncio.to_thread(self._size, name)
         if size is None:
-            raise _gone(name)
+            self._lacks(name)
+            return
         if await asyncio.to_thread(self._is_there, name, size):
             self._kept += 1
         else:
             try:
                 written = await self._target.put(self._step, name, self._content(name, size))
             except BlobMissingError:
-                raise _gone(name) from None
+                self._lacks(name)
+                return
             if written != size:
                 raise CopyError(f"blobs/{name} has {written} bytes instead of {size}")
         self._blobs += 1
         self._bytes += size
+
+    def _size(self, name: str) -> int | None:
+        """The size of a blob, which an older backup may still have where the source has not."""
+        for reader in (self._source, self._present, self._older):
+            size = None if reader is None else reader.size(name)
+            if size is not None:
+                return size
+        return None
+
+    def _lacks(self, name: str) -> None:
+        if self._may_lack is not None and name not in self._may_lack:
+            raise CopyError(
+                f"blobs/{name} is gone, though its row says that it is there: `nightshift doctor "
+                "--check` says whose it is and what to do"
+            )
+        self._missing.append(name)
 
     def _is_there(self, name: str, size: int) -> bool:
         """Whether the target has it already, or has now, as a link."""
@@ -126,13 +164,6 @@ class Copier:
         for offset in range(0, size, _PIECE_BYTES):
             piece = await asyncio.to_thread(self._source.read, name, offset, _PIECE_BYTES)
             yield piece
-
-
-def _gone(name: str) -> CopyError:
-    return CopyError(
-        f"blobs/{name} is gone, though its row says that it is there: `nightshift doctor --check` "
-        "says whose it is and what to do"
-    )
 
 
 def _link(older: Path, newer: Path) -> None:

@@ -40,6 +40,7 @@ class Facts:
         rows: in all tables.
         blobs: how many, of `bytes` in all.
         database_sha256: in hex, of `nightshift.db`.
+        missing: names of blobs that the store itself had lost.
     """
 
     format: int
@@ -50,6 +51,7 @@ class Facts:
     blobs: int
     bytes: int
     database_sha256: str
+    missing: tuple[str, ...] = ()
 
 
 class Place:
@@ -120,20 +122,30 @@ class Place:
         """
         try:
             said = orjson.loads((self.root / _WHOLE).read_bytes())
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise BackupError(self._why_not_whole()) from None
+        except ValueError:
+            raise self._damaged() from None
         if said.get("format") != FORMAT:
             raise BackupError(
                 f"{self.root} is a backup of format {said.get('format')}, and this version reads "
                 f"format {FORMAT}: put it back with the version that made it, {said.get('version')}"
             )
-        facts = Facts(**said)
+        try:
+            facts = Facts(**{**said, "missing": tuple(said.get("missing", ()))})
+        except TypeError:
+            raise self._damaged() from None
         if sha256(self.database) != facts.database_sha256:
             raise BackupError(
                 f"{self.database} is not what the backup was made with: it was damaged, or used as "
                 "a data directory. Take another backup"
             )
         return facts
+
+    def _damaged(self) -> BackupError:
+        return BackupError(
+            f"{self.root / _WHOLE} is not what a backup says of itself: take another one"
+        )
 
     def _why_not_whole(self) -> str:
         if (self.root / _UNFINISHED).exists():

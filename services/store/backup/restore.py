@@ -28,13 +28,16 @@ from services.store.models import blobs
 from services.store.settings import StoreSettings
 
 
-async def restore(source: Path, settings: StoreSettings, write: Write) -> Facts:
+async def restore(
+    source: Path, settings: StoreSettings, write: Write, *, with_faults: bool = False
+) -> Facts:
     """Put the backup at `source` back into the empty store of these settings.
 
     Args:
         source: a whole backup.
         settings: where its database and blobs are to be; nothing stands there yet.
         write: told of progress.
+        with_faults: whether it is put back although rows and blobs contradict each other in it.
 
     Raises:
         BackupError: the backup is not whole or has faults, or something stands there already.
@@ -47,9 +50,10 @@ async def restore(source: Path, settings: StoreSettings, write: Write) -> Facts:
     with _target(settings) as (work, file):
         await asyncio.to_thread(_prepare, place, work)
         failpoints.after("restore.begin")
-        await asyncio.to_thread(_check, place, work)
+        if not with_faults:
+            await asyncio.to_thread(_check, place, work, facts)
         with snapshot.opened(work) as connection:
-            await _copy_blobs(settings, place, connection, write)
+            await _copy_blobs(settings, place, connection, facts, write)
         failpoints.before("restore.finish")
         if file is None:
             await asyncio.to_thread(_commit_rows, settings, work, write)
@@ -100,25 +104,37 @@ def _prepare(place: Place, work: Path) -> None:
         settle(connection, int(time.time() * 1000))
 
 
-def _check(place: Place, work: Path) -> None:
+def _check(place: Place, work: Path, facts: Facts) -> None:
     """Check rows against blobs before anything is made of them.
 
     Raises:
-        BackupError: something is wrong.
+        BackupError: something is wrong, besides what was lost before the backup was taken.
     """
+    lost = set(facts.missing)
+    known = 0
+
+    def hear(said: dict[str, object]) -> None:
+        nonlocal known
+        if said["event"] == "fault":
+            known += said["blob"] in lost
+        elif said["event"] == "kind" and lost:
+            # Their names are compared when they are copied.
+            known += int(str(said["untold_lost"]))
+
     settings = StoreSettings(
         data_dir=place.root, database_url=f"sqlite:///{work}", blobs_url="", secret_file=None
     )
-    faults = doctor.check(settings, lambda _said: None, deep=False)
+    faults = doctor.check(settings, hear, deep=False) - known
     if faults:
         raise BackupError(
             f"{place.root} has {faults} faults: `nightshift doctor --check --data {place.root}` "
-            "names them. Put another backup back, or mend a copy of this one and start on that"
+            "names them. Put another backup back, mend a copy of this one and start on that, or "
+            "take this one as it is with --with-faults"
         )
 
 
 async def _copy_blobs(
-    settings: StoreSettings, place: Place, connection: sa.Connection, write: Write
+    settings: StoreSettings, place: Place, connection: sa.Connection, facts: Facts, write: Write
 ) -> None:
     present = blob_reader(settings)
     await asyncio.to_thread(_refuse_others, present.names(), connection)
@@ -134,7 +150,7 @@ async def _copy_blobs(
         ),
     )
     try:
-        await copier.copy(live_names(connection))
+        await copier.copy(live_names(connection), may_lack=frozenset(facts.missing))
     finally:
         await target.close()
     folder = folder_of(settings)

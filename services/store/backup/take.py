@@ -40,7 +40,7 @@ async def take(settings: StoreSettings, to: Path, reuse: Path | None, write: Wri
     Raises:
         BackupError: there is nothing to back up, or something else at `to`.
         SchemaError: the database is of another version.
-        CopyError: a blob is gone.
+        CopyError: no blob is there at all.
         OSError: it cannot be written.
     """
     file = snapshot.sqlite_file(settings.sqlalchemy_url)
@@ -75,6 +75,7 @@ async def take(settings: StoreSettings, to: Path, reuse: Path | None, write: Wri
             blobs=copied.blobs,
             bytes=copied.bytes,
             database_sha256=sha256(place.database),
+            missing=copied.missing,
         )
         failpoints.before("backup.finish")
         place.finish(facts)
@@ -112,7 +113,8 @@ async def _copy_blobs(
         )
         if older is not None:
             copier.reuse(older.blobs, place.blobs)
-        copied = await copier.copy(live_names(connection))
+        # What the store has lost must not keep the rest from being saved.
+        copied = await copier.copy(live_names(connection), may_lack=None)
         _drop_unnamed(place.blobs, connection)
     return copied
 

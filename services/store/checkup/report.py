@@ -32,6 +32,7 @@ class Kind:
         self.name = name
         self._render = render
         self.faults = 0
+        self._untold_lost = 0
         self._write = write
         self._counts: dict[str, int] = {}
         self._steps = 0
@@ -48,6 +49,8 @@ class Kind:
             if self.faults <= MOST:
                 said = {**asdict(fault), "sql": self._render(fault.sql)}
                 self._write({"event": "fault", "kind": self.name, **said})
+            elif fault.blob:
+                self._untold_lost += 1
 
     def extend(self, faults: Iterable[Fault]) -> None:
         """Tell of faults."""
@@ -74,6 +77,8 @@ class Kind:
                 "counts": self._counts,
                 "faults": self.faults,
                 "untold": max(0, self.faults - MOST),
+                # Of these, those that are about a blob that is lost.
+                "untold_lost": self._untold_lost,
             }
         )
 

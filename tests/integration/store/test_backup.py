@@ -92,8 +92,8 @@ async def test_what_cannot_be_backed_up_is_said(
     assert "is not empty" in await why(pristine.root, tmp_path / "used")
     data = pristine.copy(tmp_path / "data")
     assert "lies within" in await why(data.root, data.root / "blobs" / "backup")
-    data.blob("SELECT blob FROM segments WHERE blob IS NOT NULL").unlink()
-    assert "is gone" in await why(data.root, tmp_path / "lost")
+    (data.root / "blobs").rename(data.root / "away")
+    assert "is mounted" in await why(data.root, tmp_path / "lost")
     with pytest.raises(BackupError, match="was not finished"):
         await backups.put_back_here(tmp_path / "lost", tmp_path / "place")
     data.sql("UPDATE alembic_version SET version_num = '0001'")
