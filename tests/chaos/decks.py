@@ -51,18 +51,8 @@ def _card(kind: str, choices: tuple[tuple[str, ...], ...], bounds: tuple[float, 
     return Card(kind=kind, choices=choices, shortest=bounds[0], longest=bounds[1])  # type: ignore[arg-type]
 
 
-def executors_hit(
-    fault: Fault, executors: Sequence[str], gone_before: Sequence[str] = ()
-) -> list[str]:
-    """Return which executors a fault may cost the lines that they have in hand.
-
-    Where the only broker and the only store are gone one after the other (`gone_before`: what was
-    killed less than an `ack_wait` ago), messages may come again while nobody can be heard, and all
-    executors count as hit. Begun again so were 128 lines, once, by seeds 164 and 710039 of the
-    embedded stack: why the store's grace did not keep them there is not understood yet.
-    """
+def executors_hit(fault: Fault, executors: Sequence[str]) -> list[str]:
+    """Return which executors a fault may cost the lines that they have in hand."""
     if "up" in fault.targets and fault.kind in ("kill", "restart"):
-        return list(executors)
-    if fault.kind == "kill" and {"nats", "store"} <= {*fault.targets, *gone_before}:
         return list(executors)
     return [name for name in fault.targets if name in executors]

@@ -20,8 +20,6 @@ HALF_DONE_SECONDS: Final = 60.0
 """How long a moment is waited for in which some lines are done and others are not."""
 SETTLE_SECONDS: Final = 120.0
 """Bound on all batches ending once nothing is hit any more."""
-_LATELY_SECONDS: Final = 10.0
-"""The broker gives a message to somebody else after so long without a word."""
 
 Say = Callable[[str], None]
 
@@ -106,18 +104,13 @@ def _open_batches(load: Load) -> Sequence[str]:
 
 async def _make(plan: Plan, system: System, load: Load, report: Report, say: Say) -> None:
     """Make the faults, one after the other or over one another; returns when all are undone."""
-    killed: dict[str, float] = {}
     async with asyncio.TaskGroup() as group:
         for fault in plan.faults:
             await asyncio.sleep(fault.wait_seconds)
             await _until_half_done(load)
             say(str(fault))
             report.made[_name(fault)] += 1
-            now = time.monotonic()
-            lately = [name for name, at in killed.items() if now - at < _LATELY_SECONDS]
-            report.hits.update(executors_hit(fault, system.processes["executor"], lately))
-            if fault.kind == "kill":
-                killed.update(dict.fromkeys(fault.targets, now + fault.seconds))
+            report.hits.update(executors_hit(fault, system.processes["executor"]))
             hit = group.create_task(_hit(system, fault))
             if not fault.overlaps:
                 await asyncio.wait([hit])

@@ -208,20 +208,21 @@ def check_repeated(started: Sequence[Started], hits: Mapping[str, int], deaths: 
         hits: how often each executor was hit.
         deaths: how often lines may have ended an engine, on whichever executor.
     """
-    lost: Counter[str] = Counter()
+    lost: dict[str, Counter[str]] = {}
     last: dict[tuple[str, int], str] = {}
     for each in started:
         if each.retries == 0:
             before = last.get((each.batch_id, each.line))
-            lost.update([before] if before is not None else [])
+            if before is not None:
+                lost.setdefault(before, Counter())[f"{each.executor}, attempt {each.attempt}"] += 1
             last[each.batch_id, each.line] = each.executor
     high_water = _high_water(started)
-    for executor, count in lost.items():
+    for executor, again in lost.items():
         allowed = (hits.get(executor, 0) + deaths) * high_water
-        if count > allowed:
+        if again.total() > allowed:
             raise Violation(
-                f"{count} lines of {executor} were begun again; it was hit {hits} times, and "
-                f"{deaths} engines died, which allows for {allowed}"
+                f"{again.total()} lines of {executor} were begun again, by {dict(again)}; hit were "
+                f"{dict(hits)}, and {deaths} engines died, which allows for {allowed}"
             )
 
 
