@@ -14,6 +14,8 @@ from services.cli.datadir import DataDir
 
 def main() -> None:
     """Wait for standard input to end, then end what is left in the directory of argument 1."""
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m services.cli.guard DIR; `nightshift up` starts it")
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # A signal to all processes of a terminal or a unit is for `up` to act on.
         signal.signal(number, signal.SIG_IGN)

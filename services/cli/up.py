@@ -100,12 +100,12 @@ def up(
     Standard output carries `ready: http://HOST:PORT` and `grpc: HOST:PORT` once batches can be
     taken, and nothing else; logs go to standard error. Ctrl-C drains and stops, twice at once.
     """
-    log.configure("up", os.environ.get("NIGHTSHIFT_LOG_LEVEL", "INFO"))
     try:
+        log.configure("up", os.environ.get("NIGHTSHIFT_LOG_LEVEL", "INFO"))
         chosen = plans.choose_engine(engine, models)
         read = plans.parse_models(chosen, models, engine_args, gpus, default_max_tokens)
         plan = _read_plan(listen, grpc, chosen, read, executors)
-    except PlanError as error:
+    except (PlanError, ValueError) as error:
         print(f"nightshift up: {error}", file=sys.stderr)
         sys.exit(2)
     directory = DataDir(data)

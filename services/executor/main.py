@@ -45,7 +45,13 @@ def make_engine(settings: ExecutorSettings, incarnation: str) -> Engine:
         )
     if settings.started_dir is None:
         return SimulatedEngine()
-    started = StartedFile(settings.started_dir, f"{settings.name}.{incarnation}")
+    try:
+        started = StartedFile(settings.started_dir, f"{settings.name}.{incarnation}")
+    except OSError as error:
+        raise SettingsError(
+            f"NIGHTSHIFT_EXECUTOR_STARTED_DIR: {settings.started_dir} cannot be written: "
+            f"{error.strerror}"
+        ) from None
     return SimulatedEngine(started=started)
 
 
@@ -58,12 +64,15 @@ async def serve(stopping: asyncio.Event) -> None:
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(engine.close)
         server = await rpc.start_server(
-            settings.listen, [], [TelemetryInterceptor(), ErrorsInterceptor()]
+            settings.listen,
+            [],
+            [TelemetryInterceptor(), ErrorsInterceptor()],
+            setting="NIGHTSHIFT_EXECUTOR_LISTEN",
         )
         stack.push_async_callback(server.drain, 1.0)
         # It listens from the start, and is ready when its engine is.
         await server.set_ready(False)
-        service.serve_metrics(settings.metrics_listen)
+        service.serve_metrics(settings.metrics_listen, "NIGHTSHIFT_EXECUTOR_METRICS_LISTEN")
         channel = rpc.open_channel(settings.store)
         stack.push_async_callback(channel.close)
         connected = await _connect(settings, stopping)

@@ -8,9 +8,8 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from services.executor.engines.base import STALL_LIMIT_SECONDS
-from services.kit.addresses import parse_addresses
 from services.kit.ids import PoolId, pool_id_of
-from services.kit.settings import ServiceSettings
+from services.kit.settings import BusUrl, Listen, MaybeListen, ServiceSettings, Stores
 
 
 class ExecutorSettings(ServiceSettings):
@@ -20,13 +19,13 @@ class ExecutorSettings(ServiceSettings):
         env_prefix="NIGHTSHIFT_EXECUTOR_", frozen=True, extra="forbid", populate_by_name=True
     )
 
-    nats_url: str = Field("nats://127.0.0.1:4222", validation_alias="NIGHTSHIFT_NATS_URL")
+    nats_url: BusUrl = Field("nats://127.0.0.1:4222", validation_alias="NIGHTSHIFT_NATS_URL")
     nats_replicas: int = Field(1, ge=1, le=5, validation_alias="NIGHTSHIFT_NATS_REPLICAS")
     """Servers that keep each stream: 1, or 3 with a cluster of three; the same in every service."""
     secret_file: Path = Field(
         Path("nightshift-data/secret"), validation_alias="NIGHTSHIFT_SECRET_FILE"
     )
-    store: str = "127.0.0.1:7401"
+    store: Stores = "127.0.0.1:7401"
     """The store, `host:port`, or several that share a database, separated by commas."""
     name: str = Field("executor-0", pattern=r"^[A-Za-z0-9_-]{1,64}$")
     """Unique in the fleet."""
@@ -39,9 +38,9 @@ class ExecutorSettings(ServiceSettings):
     """Goes to the engine unread, split as a shell would."""
     default_max_tokens: int | None = Field(None, gt=0)
     """Tokens generated for a line that does not say how many; None leaves it to the engine."""
-    listen: str = "127.0.0.1:0"
+    listen: Listen = "127.0.0.1:0"
     """Where health is asked for; port 0 picks a free one."""
-    metrics_listen: str = ""
+    metrics_listen: MaybeListen = ""
     """Where metrics are served; empty for nowhere."""
     line_timeout_seconds: float = Field(3_600.0, gt=0)
     """Time in the engine after which a line is given up."""
@@ -52,12 +51,6 @@ class ExecutorSettings(ServiceSettings):
     started_dir: Path | None = None
     """Where the simulated engine notes each line that it starts; None for nowhere."""
 
-    @field_validator("store")
-    @classmethod
-    def _are_addresses(cls, value: str) -> str:
-        parse_addresses(value)
-        return value
-
     @field_validator("engine_args")
     @classmethod
     def _splits(cls, value: str) -> str:
@@ -67,9 +60,9 @@ class ExecutorSettings(ServiceSettings):
     @model_validator(mode="after")
     def _names_models(self) -> "ExecutorSettings":
         if not self.model_paths:
-            raise ValueError("models names none")
+            raise ValueError("NIGHTSHIFT_EXECUTOR_MODELS names none")
         if self.engine == "vllm" and not all(self.model_paths.values()):
-            raise ValueError("models must be NAME=PATH for this engine")
+            raise ValueError("NIGHTSHIFT_EXECUTOR_MODELS must be NAME=PATH for the engine vllm")
         return self
 
     @property

@@ -36,7 +36,7 @@ async def start_public_server(context: Context, listen: str) -> rpc.RunningServe
     """Serve the public services on `listen`.
 
     Raises:
-        RuntimeError: the port is taken.
+        SettingsError: the port is taken, or the address is not this machine's.
     """
     services = [
         rpc.ServiceEntry(
@@ -76,7 +76,9 @@ async def start_public_server(context: Context, listen: str) -> rpc.RunningServe
         interceptors.ErrorsInterceptor(),
         AuthInterceptor(context),
     ]
-    return await rpc.start_server(listen, services, around)
+    return await rpc.start_server(
+        listen, services, around, setting="NIGHTSHIFT_GATEWAY_GRPC_LISTEN"
+    )
 
 
 class FilesServicer(Servicer, files_pb2_grpc.FilesServicer):

@@ -75,7 +75,7 @@ async def running(settings: GatewaySettings, secret: str) -> AsyncIterator[Liste
             new_id=ids.uuid7_hex,
         )
         listener = stack.enter_context(_listen(settings.listen))
-        public = await _public_server(context, settings.grpc_listen)
+        public = await start_public_server(context, settings.grpc_listen)
         stack.push_async_callback(public.drain, service.DRAIN_SECONDS)
         await stack.enter_async_context(_readiness(context, public))
         await stack.enter_async_context(_http(context, listener))
@@ -97,18 +97,8 @@ def _listen(address: str) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
         raise SettingsError(
-            f"cannot listen on {address}: {error.strerror or error}; "
+            f"cannot listen on {address}: {rpc.why_not(error)}; "
             "NIGHTSHIFT_GATEWAY_LISTEN names another address"
-        ) from error
-
-
-async def _public_server(context: Context, address: str) -> rpc.RunningServer:
-    try:
-        return await start_public_server(context, address)
-    except RuntimeError as error:
-        raise SettingsError(
-            f"cannot listen on {address} for gRPC: {error}; "
-            "NIGHTSHIFT_GATEWAY_GRPC_LISTEN names another address"
         ) from error
 
 

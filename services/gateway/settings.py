@@ -8,8 +8,8 @@ from typing import Final
 from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
-from services.kit.addresses import parse_addresses, split_address
-from services.kit.settings import ServiceSettings
+from services.kit.addresses import split_address
+from services.kit.settings import Listen, ServiceSettings, Stores
 
 MAX_WINDOW_SECONDS: Final = 7 * 86_400
 """Chunks on the bus live for 8 days, so that no batch may take longer than 7."""
@@ -26,11 +26,11 @@ class GatewaySettings(ServiceSettings):
     )
 
     #: `host:port` of the REST routes; port 0 picks a free one.
-    listen: str = "127.0.0.1:8000"
+    listen: Listen = "127.0.0.1:8000"
     #: `host:port` of the public gRPC services.
-    grpc_listen: str = "127.0.0.1:8001"
+    grpc_listen: Listen = "127.0.0.1:8001"
     #: `host:port` of the store, or of several that share a database, separated by commas.
-    store: str = "127.0.0.1:7401"
+    store: Stores = "127.0.0.1:7401"
     #: Completion windows that a batch may ask for: a comma list of a number and s, m, h or d.
     completion_windows: str = "24h"
     #: Lets an address that other machines can reach be listened on although no key was ever made.
@@ -44,18 +44,6 @@ class GatewaySettings(ServiceSettings):
     secret_file: Path = Field(
         Path("nightshift-data/secret"), validation_alias="NIGHTSHIFT_SECRET_FILE"
     )
-
-    @field_validator("listen", "grpc_listen")
-    @classmethod
-    def _is_address(cls, value: str) -> str:
-        split_address(value)
-        return value
-
-    @field_validator("store")
-    @classmethod
-    def _are_addresses(cls, value: str) -> str:
-        parse_addresses(value)
-        return value
 
     @field_validator("completion_windows")
     @classmethod

@@ -1,5 +1,10 @@
 """Addresses as settings name them: `host:port`, or several of them. Pure."""
 
+from typing import Final
+from urllib.parse import urlsplit
+
+_BUS_SCHEMES: Final = ("nats", "tls", "ws", "wss")
+
 
 def split_address(address: str) -> tuple[str, int]:
     """Return host and port of `host:port`; an IPv6 host stands in brackets.
@@ -29,3 +34,26 @@ def parse_addresses(text: str) -> list[tuple[str, int]]:
     if not entries:
         raise ValueError("expected host:port, or several of them separated by commas")
     return entries
+
+
+def parse_bus_urls(text: str) -> list[str]:
+    """Return the servers of `nats://host:port,nats://host:port,…`, in the order given.
+
+    A server may be `host` or `host:port` alone.
+
+    Raises:
+        ValueError: it is no such list, or names none; without its text, which may hold a password.
+    """
+    wrong = "expected nats://host:port, or several of them separated by commas"
+    servers = [each.strip() for each in text.split(",") if each.strip()]
+    for server in servers:
+        parts = urlsplit(server if "://" in server else f"nats://{server}")
+        try:
+            is_server = bool(parts.hostname) and (parts.port is None or parts.port > 0)
+        except ValueError:
+            raise ValueError(wrong) from None
+        if not is_server or parts.scheme not in _BUS_SCHEMES:
+            raise ValueError(wrong)
+    if not servers:
+        raise ValueError(wrong)
+    return servers

@@ -15,6 +15,7 @@ from nats.js.kv import KeyValue
 
 from protos.nightshift.v1 import dispatch_pb2
 from services.kit import failpoints
+from services.kit.addresses import parse_bus_urls
 from services.kit.ids import PoolId
 from services.kit.log import get_logger
 from services.kit.pull import FETCH_SECONDS, MESSAGE_VERSION, Delivery, Puller
@@ -203,13 +204,16 @@ async def connect(url: str, name: str, *, replicas: int = 1) -> Bus:
         replicas: servers that keep each stream, of those that form the cluster.
     """
     last_error = ""
+    servers = parse_bus_urls(url)
+    # As they are told to logs: without what comes before an @.
+    named = ", ".join(server.rpartition("@")[2].rpartition("//")[2] for server in servers)
 
     async def on_error(error: Exception) -> None:
         # Each of the attempts to reconnect fails alike: one line an outage says it all.
         nonlocal last_error
         text = str(error) or type(error).__name__
         if text != last_error:
-            _log.warning("bus_error", error=text)
+            _log.warning("bus_error", error=text, servers=named)
         last_error = text
 
     async def on_disconnected() -> None:
@@ -222,7 +226,7 @@ async def connect(url: str, name: str, *, replicas: int = 1) -> Bus:
         _log.info("bus_reconnected")
 
     client = await nats.connect(
-        servers=[each.strip() for each in url.split(",") if each.strip()],
+        servers=servers,
         name=name,
         # The default gives up after a minute or two; a broker may be away for longer.
         max_reconnect_attempts=-1,

@@ -14,6 +14,7 @@ import contextlib
 import os
 import re
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -70,9 +71,17 @@ class Failpoints:
         signal.pthread_kill(threading.get_ident(), armed.signal)
 
 
-_failpoints: Final = Failpoints(
-    os.environ.get("NIGHTSHIFT_FAILPOINTS", ""), os.environ.get("NIGHTSHIFT_FAILPOINTS_DIR", "")
-)
+def _of_environment() -> Failpoints:
+    folder = os.environ.get("NIGHTSHIFT_FAILPOINTS_DIR", "")
+    try:
+        return Failpoints(os.environ.get("NIGHTSHIFT_FAILPOINTS", ""), folder)
+    except SettingsError as error:
+        # While modules are read, nobody is there yet who could tell it.
+        sys.stderr.write(f"nightshift: {error}\n")
+        sys.exit(2)
+
+
+_failpoints: Final = _of_environment()
 
 
 def before(step: str) -> None:

@@ -9,6 +9,8 @@ from structlog.typing import EventDict, WrappedLogger
 
 Logger = structlog.stdlib.BoundLogger
 
+LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+
 _NEVER_LOGGED: Final = frozenset({"authorization", "api_key", "secret", "body", "content", "data"})
 
 
@@ -23,8 +25,13 @@ def configure(service: str, level: str = "INFO") -> None:
 
     Args:
         service: name that every line carries.
-        level: a standard level name; lower ones are dropped.
+        level: one of `LEVELS`, in any case; lower ones are dropped.
+
+    Raises:
+        ValueError: it is none; the message says which setting to change.
     """
+    if level.upper() not in LEVELS:
+        raise ValueError(f"NIGHTSHIFT_LOG_LEVEL is one of {', '.join(LEVELS)}, not {level!r}")
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -51,7 +58,7 @@ def configure(service: str, level: str = "INFO") -> None:
     )
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(level)
+    root.setLevel(level.upper())
     for noisy in ("nats", "uvicorn.access", "httpx", "opentelemetry"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     structlog.contextvars.bind_contextvars(service=service)

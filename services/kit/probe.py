@@ -7,7 +7,8 @@ import asyncio
 import sys
 from typing import Final
 
-from services.kit import rpc
+from services.kit import log, rpc
+from services.kit.addresses import parse_addresses
 
 TIMEOUT_SECONDS: Final = 2.0
 """Wait for an answer; below the time-outs that deploy/ gives a health check."""
@@ -24,9 +25,17 @@ async def probe(target: str) -> bool:
 
 def main(arguments: list[str]) -> int:
     """Probe the one address given; returns 0 where it takes work, 1 where not, 2 for misuse."""
+    usage = "usage: python -m services.kit.probe HOST:PORT\n"
     if len(arguments) != 1:
-        sys.stderr.write("usage: python -m services.kit.probe HOST:PORT\n")
+        sys.stderr.write(usage)
         return 2
+    try:
+        parse_addresses(arguments[0])
+    except ValueError as error:
+        sys.stderr.write(f"{arguments[0]!r} is no address: {error}\n{usage}")
+        return 2
+    # What several addresses of a name do is told to logs, and this has none.
+    log.configure("probe", "ERROR")
     if asyncio.run(probe(arguments[0])):
         return 0
     sys.stderr.write(f"{arguments[0]} takes no work right now\n")

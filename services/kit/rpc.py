@@ -1,6 +1,8 @@
 """gRPC transport: the only place that knows channels, servers and the policy of each call."""
 
 import asyncio
+import os
+import socket
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -10,6 +12,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from services.kit import telemetry
+from services.kit.addresses import split_address
 from services.kit.channels import (
     KEEPALIVE_SECONDS,
     OPTIONS,
@@ -17,6 +20,7 @@ from services.kit.channels import (
     open_channel,
 )
 from services.kit.policies import POLICIES, CallPolicy
+from services.kit.settings import SettingsError
 
 __all__ = [
     "API_KEY_ID_KEY",
@@ -36,6 +40,7 @@ __all__ = [
     "metadata",
     "open_channel",
     "start_server",
+    "why_not",
 ]
 
 _SERVER_OPTIONS: Final[list[tuple[str, Any]]] = [
@@ -242,6 +247,8 @@ async def start_server(
     listen: str,
     services: Sequence[ServiceEntry],
     interceptors: Sequence[grpc.aio.ServerInterceptor],
+    *,
+    setting: str = "the service's setting",
 ) -> RunningServer:
     """Start a server with health and reflection beside `services`.
 
@@ -249,9 +256,10 @@ async def start_server(
         listen: `host:port`; port 0 picks a free one.
         services: what it serves.
         interceptors: outermost first.
+        setting: what names another address, for whoever reads the error.
 
     Raises:
-        RuntimeError: the port is taken.
+        SettingsError: the port is taken, or the address is not this machine's.
     """
     server = grpc.aio.server(options=_SERVER_OPTIONS, interceptors=list(interceptors))
     names = [reflection.SERVICE_NAME, health.SERVICE_NAME]
@@ -261,8 +269,34 @@ async def start_server(
     health_servicer = _Health()
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     reflection.enable_server_reflection(names, server)
-    port = server.add_insecure_port(listen)
+    try:
+        port = server.add_insecure_port(listen)
+    except RuntimeError:
+        raise SettingsError(
+            f"cannot listen on {listen}: {_tried(listen)}; {setting} names another address"
+        ) from None
     await server.start()
     running = RunningServer(server, health_servicer, port, ("", *names[2:]))
     await running.set_ready(True)
     return running
+
+
+def why_not(error: OSError) -> str:
+    """Return why an address cannot be listened on."""
+    # Of a name that is none the number is another table's.
+    if error.errno is None or isinstance(error, socket.gaierror):
+        return str(error.strerror or error)
+    return os.strerror(error.errno)
+
+
+def _tried(listen: str) -> str:
+    """Find out why an address cannot be listened on, which gRPC tells nobody."""
+    try:
+        host, port = split_address(listen)
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        with socket.create_server((host, port), family=family):
+            return "gRPC refused it"
+    except OSError as error:
+        return why_not(error)
+    except ValueError as error:
+        return str(error)

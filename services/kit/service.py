@@ -13,6 +13,7 @@ import prometheus_client
 import uvloop
 
 from services.kit import log, telemetry
+from services.kit.addresses import split_address
 from services.kit.parent import stop_with_parent
 from services.kit.settings import SettingsError
 
@@ -28,7 +29,11 @@ def run(service: str, serve: Callable[[asyncio.Event], Awaitable[None]]) -> NoRe
         serve: holds the service's resources; returns once the event is set and it has drained.
             A `SettingsError` that it raises becomes one line on standard error and exit 2.
     """
-    log.configure(service, os.environ.get("NIGHTSHIFT_LOG_LEVEL", "INFO"))
+    _read_command_line(service)
+    try:
+        log.configure(service, os.environ.get("NIGHTSHIFT_LOG_LEVEL", "INFO"))
+    except ValueError as error:
+        _refuse(service, str(error))
     flush_traces = telemetry.configure(service)
 
     async def main() -> None:
@@ -44,19 +49,49 @@ def run(service: str, serve: Callable[[asyncio.Event], Awaitable[None]]) -> NoRe
     try:
         uvloop.run(main())
     except SettingsError as error:
-        sys.stderr.write(f"nightshift {service}: {error}\n")
-        sys.exit(2)
+        _refuse(service, str(error))
     finally:
         flush_traces()
     sys.exit(0)
 
 
-def serve_metrics(listen: str) -> None:
-    """Serve Prometheus metrics on `host:port`, from a thread of its own; empty means not at all."""
+def _read_command_line(service: str) -> None:
+    """End where there is anything on it: all is said by settings, and a word would go unheard."""
+    words = sys.argv[1:]
+    # As `nightshift SERVICE`, which reads its own.
+    if words in ([], [service]):
+        return
+    usage = (
+        f"usage: nightshift {service}; its settings are variables NIGHTSHIFT_{service.upper()}_…, "
+        "see docs/operations.md\n"
+    )
+    if words in (["-h"], ["--help"]):
+        sys.stdout.write(usage)
+        sys.exit(0)
+    sys.stderr.write(usage)
+    sys.exit(2)
+
+
+def _refuse(service: str, why: str) -> NoReturn:
+    sys.stderr.write(f"nightshift {service}: {why}\n")
+    sys.exit(2)
+
+
+def serve_metrics(listen: str, setting: str) -> None:
+    """Serve Prometheus metrics on `host:port`, from a thread of its own; empty means not at all.
+
+    Raises:
+        SettingsError: the port is taken, or the address is not this machine's; `setting` names it.
+    """
     if not listen:
         return
-    host, _, port = listen.rpartition(":")
-    prometheus_client.start_http_server(int(port), addr=host)
+    host, port = split_address(listen)
+    try:
+        prometheus_client.start_http_server(port, addr=host)
+    except OSError as error:
+        raise SettingsError(
+            f"cannot serve metrics on {listen}: {error.strerror}; {setting} names another address"
+        ) from None
 
 
 def read_secret(path: Path) -> str:

@@ -1,14 +1,38 @@
 """Settings from the environment: one frozen class a service, unknown names refused."""
 
 import os
-from typing import Any, Self
+from collections.abc import Callable
+from typing import Annotated, Any, Self
 
-from pydantic import ValidationError
+from pydantic import AfterValidator, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from services.kit.addresses import parse_addresses, parse_bus_urls, split_address
 
 
 class SettingsError(Exception):
     """A setting is unknown or does not fit; the message says which and what to change."""
+
+
+def _that(reads: Callable[[str], object], *, may_be_empty: bool = False) -> AfterValidator:
+    """Return what refuses a text that `reads` cannot read, and leaves others as they are."""
+
+    def check(text: str) -> str:
+        if text or not may_be_empty:
+            reads(text)
+        return text
+
+    return AfterValidator(check)
+
+
+Listen = Annotated[str, _that(split_address)]
+"""`host:port` to listen on; port 0 picks a free one."""
+MaybeListen = Annotated[str, _that(split_address, may_be_empty=True)]
+"""So, or empty for nowhere."""
+Stores = Annotated[str, _that(parse_addresses)]
+"""`host:port` of a store, or of several that share a database, separated by commas."""
+BusUrl = Annotated[str, _that(parse_bus_urls)]
+"""`nats://host:port` of a NATS server, or of several that form a cluster, separated by commas."""
 
 
 class ServiceSettings(BaseSettings):
@@ -41,13 +65,16 @@ class ServiceSettings(BaseSettings):
         except ValidationError as error:
             # The values stay out of the message: one of them may be a secret.
             faults = "; ".join(
-                f"{_variable(prefix, fault['loc'])}: {fault['msg']}"
+                f"{_variable(prefix, fault['loc'])}{fault['msg'].removeprefix('Value error, ')}"
                 for fault in error.errors(include_input=False, include_url=False)
             )
             raise SettingsError(f"settings do not fit: {faults}") from None
 
 
 def _variable(prefix: str, place: tuple[int | str, ...]) -> str:
-    """Return the variable of a faulty field; one that services share has its whole name already."""
+    """Return how a faulty field is told; one that services share has its whole name already."""
+    if not place:
+        # Of several together; the text names them.
+        return ""
     name = "_".join(str(part) for part in place).upper()
-    return name if name.startswith("NIGHTSHIFT_") else f"{prefix}{name}"
+    return f"{name if name.startswith('NIGHTSHIFT_') else f'{prefix}{name}'}: "

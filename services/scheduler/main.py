@@ -25,17 +25,21 @@ async def serve(settings: SchedulerSettings, stopping: asyncio.Event) -> None:
     """Run a scheduler until `stopping` is set, then drain.
 
     Raises:
-        SettingsError: the secret cannot be read.
-        RuntimeError: the health port is taken.
+        SettingsError: the secret cannot be read, or a port is taken.
     """
     secret = service.read_secret(settings.secret_file)
     holder = settings.name or f"{socket.gethostname()}-{uuid7_hex()}"
     async with contextlib.AsyncExitStack() as stack:
         # Only health is served, and a standby is ready too: it takes over by itself.
-        server = await rpc.start_server(settings.listen, [], [interceptors.TelemetryInterceptor()])
+        server = await rpc.start_server(
+            settings.listen,
+            [],
+            [interceptors.TelemetryInterceptor()],
+            setting="NIGHTSHIFT_SCHEDULER_LISTEN",
+        )
         stack.push_async_callback(server.drain, 0)
         await server.set_ready(False)
-        service.serve_metrics(settings.metrics_listen)
+        service.serve_metrics(settings.metrics_listen, "NIGHTSHIFT_SCHEDULER_METRICS_LISTEN")
         connecting = bus.connect(settings.nats_url, "scheduler", replicas=settings.nats_replicas)
         connection = await _unless(stopping, connecting)
         if connection is None:

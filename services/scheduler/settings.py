@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
-from pydantic import Field, field_validator
+from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from services.kit.addresses import parse_addresses
-from services.kit.settings import ServiceSettings
+from services.kit.settings import BusUrl, Listen, MaybeListen, ServiceSettings, Stores
 
 
 class SchedulerSettings(ServiceSettings):
@@ -17,25 +16,19 @@ class SchedulerSettings(ServiceSettings):
     )
 
     #: Health and reflection, `host:port`.
-    listen: str = "127.0.0.1:7402"
+    listen: Listen = "127.0.0.1:7402"
     #: Prometheus metrics, `host:port`; empty means off.
-    metrics_listen: str = ""
+    metrics_listen: MaybeListen = ""
     #: The store, `host:port`, or several that share a database, separated by commas.
-    store: str = "127.0.0.1:7401"
+    store: Stores = "127.0.0.1:7401"
     #: Unique in the fleet; empty means a new one at each start, which then waits for the lease of
     #: the one before it.
     name: str = Field("", max_length=128)
     #: How often the window slides without an event.
     window_tick_seconds: float = Field(60.0, gt=0)
-    nats_url: str = Field("nats://127.0.0.1:4222", validation_alias="NIGHTSHIFT_NATS_URL")
+    nats_url: BusUrl = Field("nats://127.0.0.1:4222", validation_alias="NIGHTSHIFT_NATS_URL")
     #: Servers that keep each stream: 1, or 3 with a cluster of three; the same in every service.
     nats_replicas: int = Field(1, ge=1, le=5, validation_alias="NIGHTSHIFT_NATS_REPLICAS")
     secret_file: Path = Field(
         Path("nightshift-data/secret"), validation_alias="NIGHTSHIFT_SECRET_FILE"
     )
-
-    @field_validator("store")
-    @classmethod
-    def _are_addresses(cls, value: str) -> str:
-        parse_addresses(value)
-        return value

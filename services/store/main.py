@@ -76,20 +76,24 @@ def main() -> NoReturn:
 async def _serve(stopping: asyncio.Event) -> None:
     settings = StoreSettings.load()
     async with contextlib.AsyncExitStack() as stack:
-        folders.make(settings.data_dir)
+        with starting.using(settings.data_dir, "NIGHTSHIFT_STORE_DATA_DIR"):
+            folders.make(settings.data_dir)
         secret_file = settings.secret_file or settings.data_dir / "secret"
-        ensure_secret(secret_file)
+        with starting.using(secret_file, "NIGHTSHIFT_SECRET_FILE"):
+            ensure_secret(secret_file)
         secret = service.read_secret(secret_file)
         durable = settings.durability == "full"
         clock = SystemClock()
         db = Database(settings.sqlalchemy_url, durable=durable, clock=clock)
         stack.callback(db.close)
         if db.is_sqlite:
-            stack.enter_context(only_store(settings.data_dir))
+            with starting.using(settings.data_dir, "NIGHTSHIFT_STORE_DATA_DIR"):
+                stack.enter_context(only_store(settings.data_dir))
         if not await starting.prepare(db, stopping):
             return
 
-        blobs = open_blobs(settings)
+        with starting.using(settings.data_dir / "blobs", "NIGHTSHIFT_STORE_BLOBS_URL"):
+            blobs = open_blobs(settings)
         stack.push_async_callback(blobs.close)
         loops: dict[LoopName, Loop] = {}
         running = asyncio.get_running_loop()
@@ -119,7 +123,7 @@ async def _serve(stopping: asyncio.Event) -> None:
                 keep_bus(settings.nats_url, settings.nats_replicas, outbox, loops["outbox"].wake)
             )
         )
-        service.serve_metrics(settings.metrics_listen)
+        service.serve_metrics(settings.metrics_listen, "NIGHTSHIFT_STORE_METRICS_LISTEN")
         server = await rpc.start_server(
             settings.listen,
             _entries(context, reader, sender, hub),
@@ -129,6 +133,7 @@ async def _serve(stopping: asyncio.Event) -> None:
                 TraceInterceptor(),
                 ErrorsInterceptor(),
             ],
+            setting="NIGHTSHIFT_STORE_LISTEN",
         )
         # Until the first look it takes nothing.
         await server.set_ready(False)

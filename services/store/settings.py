@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from services.kit.settings import ServiceSettings
+from services.kit.settings import BusUrl, Listen, MaybeListen, ServiceSettings
 
 MIB = 1024 * 1024
 
@@ -18,15 +18,15 @@ class StoreSettings(ServiceSettings):
         env_prefix="NIGHTSHIFT_STORE_", frozen=True, extra="forbid", populate_by_name=True
     )
 
-    listen: str = "127.0.0.1:7401"
-    metrics_listen: str = ""
+    listen: Listen = "127.0.0.1:7401"
+    metrics_listen: MaybeListen = ""
     data_dir: Path = Path("nightshift-data")
     #: Empty means SQLite in `data_dir`.
     database_url: str = ""
     #: `s3://BUCKET/PREFIX`, endpoint and keys being in `AWS_` variables, or `file:///DIRECTORY`;
     #: empty means `blobs` in `data_dir`.
     blobs_url: str = ""
-    nats_url: str = Field("nats://127.0.0.1:4222", validation_alias="NIGHTSHIFT_NATS_URL")
+    nats_url: BusUrl = Field("nats://127.0.0.1:4222", validation_alias="NIGHTSHIFT_NATS_URL")
     #: Servers that keep each stream: 1, or 3 with a cluster of three; the same in every service.
     nats_replicas: int = Field(1, ge=1, le=5, validation_alias="NIGHTSHIFT_NATS_REPLICAS")
     #: None means `secret` in `data_dir`, made where it is missing.

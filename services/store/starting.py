@@ -1,12 +1,16 @@
 """Starting on a database: it is waited for, checked and brought to this version's schema."""
 
 import asyncio
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 from sqlalchemy.exc import DBAPIError
 
 from services.kit.errors import UnavailableError
 from services.kit.log import get_logger
+from services.kit.settings import SettingsError
 from services.store import migrate
 from services.store.database import Database
 from services.store.sql import faults
@@ -15,6 +19,22 @@ _log = get_logger(__name__)
 
 _FIRST_PAUSE_SECONDS: Final = 0.1
 _MOST_PAUSE_SECONDS: Final = 2.0
+
+
+@contextlib.contextmanager
+def using(path: Path, setting: str) -> Iterator[None]:
+    """Make what is needed at `path`, which `setting` names.
+
+    Raises:
+        SettingsError: that cannot be done.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise SettingsError(
+            f"{error.filename or path} cannot be used: {error.strerror}; {setting} names another "
+            "place"
+        ) from error
 
 
 async def prepare(db: Database, stopping: asyncio.Event) -> bool:
@@ -33,6 +53,12 @@ async def prepare(db: Database, stopping: asyncio.Event) -> bool:
         except (DBAPIError, UnavailableError) as error:
             cause = error.__cause__ or error
             if not (faults.worth_awaiting(error) or isinstance(error, UnavailableError)):
+                if faults.is_of_settings(error):
+                    raise SettingsError(
+                        f"the database cannot be worked on: {faults.summary(cause)}; "
+                        "NIGHTSHIFT_STORE_DATABASE_URL names it, and without that it is "
+                        "nightshift.db in NIGHTSHIFT_STORE_DATA_DIR"
+                    ) from error
                 raise
             _log.warning("database_awaited", why=faults.summary(cause))
         else:

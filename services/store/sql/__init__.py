@@ -32,6 +32,10 @@ def open_dialect(url: str, *, durable: bool) -> Dialect:
     """
     parsed = parse_url(url)
     if parsed.drivername in {"sqlite", "sqlite+pysqlite"}:
+        if parsed.database in {None, "", ":memory:"}:
+            raise SettingsError(
+                "NIGHTSHIFT_STORE_DATABASE_URL names no file, such as sqlite:////DIRECTORY/FILE.db"
+            )
         return Sqlite(parsed, durable=durable)
     if parsed.drivername in _POSTGRES:
         # Imported where it is used: the embedded store has no need of its 10 MiB.

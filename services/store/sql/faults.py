@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, ProgrammingError
 
 from services.kit.errors import InvalidRequestError, UnavailableError
 
@@ -13,11 +13,15 @@ RETRY_AFTER_SECONDS: Final = 1
 _PASSING_CLASSES: Final = ("08", "40", "53", "57", "58")
 _PASSING_STATES: Final = frozenset({"25P03", "25P04", "55P03", "25006"})
 _DISK_FULL: Final = "53100"
+# Who is not known, a database that is not there, and one in which nothing may be made.
+_REFUSED: Final = ("28", "3D", "42501")
 _DATA_CLASS: Final = "22"
 
 # SQLite's primary codes: busy, locked, no memory, I/O, full, cannot open, locking protocol.
 _FULL: Final = 13
 _CANNOT_OPEN: Final = 14
+# Read-only, damaged, cannot open, no database.
+_UNUSABLE_SQLITE: Final = frozenset({8, 11, _CANNOT_OPEN, 26})
 _PASSING_SQLITE: Final = frozenset({5, 6, 7, 10, _FULL, _CANNOT_OPEN, 15})
 
 
@@ -40,6 +44,17 @@ def may_pass(error: BaseException) -> bool:
 def worth_awaiting(error: BaseException) -> bool:
     """Tell whether a start waits for a fault to pass; a file that cannot be opened stays so."""
     return may_pass(error) and _sqlite_code(error) != _CANNOT_OPEN
+
+
+def is_of_settings(error: BaseException) -> bool:
+    """Tell whether an operator has to name another database, or be let into this one."""
+    state, code = _sqlstate(error), _sqlite_code(error)
+    if state is not None:
+        return state.startswith(_REFUSED)
+    if code is not None:
+        return code in _UNUSABLE_SQLITE
+    # Without a code it is the client's own: an option of the address that it does not know.
+    return isinstance(error, ProgrammingError)
 
 
 def unavailable(error: BaseException) -> UnavailableError:

@@ -42,3 +42,11 @@ async def test_it_tells_whether_a_service_takes_work() -> None:
 async def test_it_wants_one_address(arguments: tuple[str, ...]) -> None:
     status, said = await probe(*arguments)
     assert (status, said[:6]) == (2, "usage:")
+
+
+@pytest.mark.parametrize("junk", ["junk", "127.0.0.1:99999"])
+async def test_what_is_no_address_is_said_so(junk: str) -> None:
+    status, said = await probe(junk)
+    assert status == 2
+    assert said.startswith(f"{junk!r} is no address: ")
+    assert "Traceback" not in said

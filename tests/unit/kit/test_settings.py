@@ -9,6 +9,7 @@ from pydantic import Field, ValidationError
 from pydantic_settings import SettingsConfigDict
 
 import services
+from services.kit.addresses import parse_bus_urls
 from services.kit.settings import ServiceSettings, SettingsError
 
 pytestmark = pytest.mark.unit
@@ -113,3 +114,42 @@ def test_a_variable_that_services_share_is_named_as_it_is_set(
     monkeypatch.setenv("NIGHTSHIFT_PLANT_POTS", "4")
     with pytest.raises(SettingsError, match="unknown setting NIGHTSHIFT_PLANT_POTS"):
         SharedSettings.load()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["nats://h:4222", "h", "h:4222,nats://user:hidden@[::1]:1", "tls://h", "wss://h:443/path"],
+)
+def test_servers_of_the_bus(text: str) -> None:
+    assert parse_bus_urls(text) == text.split(",")
+
+
+@pytest.mark.parametrize(
+    "text", ["", " , ", "nats://", "nats://h:port", "http://h:1", "h:99999", "nats://u:hidden@:1"]
+)
+def test_what_names_no_server_of_the_bus_is_not_shown(text: str) -> None:
+    with pytest.raises(ValueError, match=r"expected nats://host:port") as error:
+        parse_bus_urls(text)
+    assert "hidden" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("service", "name", "value", "says"),
+    [
+        ("store", "NIGHTSHIFT_STORE_LISTEN", "here", "expected host:port"),
+        ("store", "NIGHTSHIFT_NATS_URL", "", "expected nats://host:port"),
+        ("scheduler", "NIGHTSHIFT_SCHEDULER_METRICS_LISTEN", "h:99999", "at most 65535"),
+        ("executor", "NIGHTSHIFT_EXECUTOR_STORE", ",", "expected host:port"),
+        ("executor", "NIGHTSHIFT_EXECUTOR_MODELS", ",", "names none"),
+        ("gateway", "NIGHTSHIFT_GATEWAY_GRPC_LISTEN", "::1:80", "stands in brackets"),
+    ],
+)
+def test_an_address_that_is_none_is_named_by_its_variable(
+    monkeypatch: pytest.MonkeyPatch, service: str, name: str, value: str, says: str
+) -> None:
+    module = importlib.import_module(f"services.{service}.settings")
+    monkeypatch.setenv(name, value)
+    with pytest.raises(SettingsError, match=says) as error:
+        getattr(module, f"{service.title()}Settings").load()
+    assert name in str(error.value)
+    assert "Value error" not in str(error.value)
