@@ -24,6 +24,7 @@ _ON_BOTH = (
     "test_finalizing",
     "test_leadership",
     "test_losses",
+    "test_lost_results",
     "test_mixed",
     "test_odd_text",
     "test_quarantine",

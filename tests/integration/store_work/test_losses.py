@@ -1,32 +1,32 @@
-"""Stored content that is gone while it is needed: who waits, who is told what, how it ends."""
+"""Inputs that are gone while they are needed: who waits, who is told what, how it ends."""
 
-import asyncio
-from pathlib import Path
-from typing import Any
-
-import orjson
 import pytest
 import sqlalchemy as sa
 
-from protos.nightshift.v1 import batches_pb2, dispatch_pb2, events_pb2, files_pb2
-from services.kit.errors import LostError, NotFoundError
-from services.store import doctor, salvage
-from services.store.models import batches, blobs, files, segments
-from services.store.results_repo import INLINE_BYTES
-from services.store.settings import StoreSettings
-from tests.integration.store_work.harness import Store, databases
+from protos.nightshift.v1 import batches_pb2, files_pb2
+from services.kit.errors import LostError
+from services.store import salvage
+from services.store.models import batches, blobs, files
+from tests.integration.store_work.harness import Store
+from tests.integration.store_work.losing import (
+    checked,
+    input_of,
+    input_taken,
+    opened,
+    put_back,
+    taken,
+    told_lines,
+)
 from tests.kit import uploads
 from tests.kit.store import chat_line, our_errors
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
-CANCELLING = batches_pb2.BATCH_STATUS_CANCELLING
 IN_PROGRESS = batches_pb2.BATCH_STATUS_IN_PROGRESS
 CANCELLED = batches_pb2.BATCH_STATUS_CANCELLED
 COMPLETED = batches_pb2.BATCH_STATUS_COMPLETED
 EXPIRED = batches_pb2.BATCH_STATUS_EXPIRED
 FAILED = batches_pb2.BATCH_STATUS_FAILED
-FINALIZING = batches_pb2.BATCH_STATUS_FINALIZING
 VALIDATING = batches_pb2.BATCH_STATUS_VALIDATING
 DAY = 86_400
 
@@ -35,38 +35,6 @@ DAY = 86_400
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look again at once for what is missing."""
     monkeypatch.setattr(salvage, "CONFIRM_SECONDS", 0.01)
-
-
-async def input_of(store: Store, batch_id: str) -> Any:
-    """The row of a batch's input file."""
-    (row,) = await store.sql(
-        sa.select(files)
-        .join(batches, batches.c.input_file_id == files.c.id)
-        .where(batches.c.id == batch_id)
-    )
-    return row
-
-
-async def taken(store: Store, name: str) -> bytes:
-    """Delete a blob behind the store's back; return what it held."""
-    content = await store.context.blobs.read(name, 0, 1 << 24)
-    await store.context.blobs.delete("test.step", name)
-    return content
-
-
-async def put_back(store: Store, name: str, content: bytes) -> None:
-    await store.context.blobs.put("test.step", name, content)
-
-
-async def input_taken(store: Store, batch_id: str) -> tuple[str, bytes]:
-    """Delete the whole content of a batch's input; return the blob's name and what it held."""
-    ((name, _),) = (await input_of(store, batch_id)).parts
-    return name, await taken(store, name)
-
-
-async def opened(store: Store, batch_id: str, lines: int) -> tuple[dispatch_pb2.Dispatch, str]:
-    (dispatch,) = await store.cut((batch_id, lines))
-    return dispatch, (await store.open(dispatch)).token
 
 
 # --- the line index ---------------------------------------------------------------------------
@@ -220,30 +188,6 @@ async def test_it_ends_when_it_is_told_to_with_what_is_there(store: Store, end: 
     assert await checked(store) == []
 
 
-async def told_lines(store: Store, batch_id: str) -> list[Any]:
-    """What a stream from the start tells of an ended batch."""
-    watch = events_pb2.WatchBatchRequest(batch_id=batch_id, include_results=True)
-    lines, ended = b"", False
-    while not ended:
-        with our_errors():
-            page = await store.events.ReadBatchEvents(
-                events_pb2.ReadBatchEventsRequest(watch=watch), metadata=store.metadata
-            )
-        lines += b"".join(event.results.lines for event in page.events)
-        watch.after, ended = page.next, page.ended
-    return [orjson.loads(line) for line in lines.splitlines()]
-
-
-async def checked(store: Store) -> list[dict[str, object]]:
-    """What a check that reads everything finds at fault."""
-    data = store.context.settings.data_dir
-    await asyncio.to_thread((data / "secret").chmod, 0o600)
-    settings = StoreSettings(data_dir=data, database_url=databases.of(data))
-    said: list[dict[str, object]] = []
-    await asyncio.to_thread(doctor.check, settings, said.append, deep=True)
-    return [each for each in said if each["event"] == "fault"]
-
-
 @pytest.mark.parametrize("gone", [0, 1])
 async def test_what_is_left_of_an_input_in_parts_is_named(store: Store, gone: int) -> None:
     texts = [chat_line(f"r{number}") for number in range(6)]
@@ -349,137 +293,3 @@ async def test_an_input_that_is_missing_twice_fails_its_batch(store: Store) -> N
     assert (error.code, error.param) == ("input_lost", "file_id")
     assert file.id in error.message
     assert failed.nightshift.reason == ""
-
-
-# --- results ------------------------------------------------------------------------------------
-
-
-async def with_lost_results(store: Store, lines: int = 4) -> tuple[str, str, bytes]:
-    """A batch of which all is done, and the results of lines 1 and 2 (a failure) are gone."""
-    batch_id = await store.batch(lines)
-    _, token = await opened(store, batch_id, lines)
-    await store.finish(token, [1, 2], batch_id, answer="x" * INLINE_BYTES, failed=[2])
-    rest = [line for line in range(lines) if line not in (1, 2)]
-    await store.finish(token, rest, batch_id, failed=[0])
-    query = sa.select(segments.c.blob).where(
-        segments.c.batch_id == batch_id, segments.c.blob.is_not(None)
-    )
-    ((name,),) = await store.sql(query)
-    return batch_id, name, await taken(store, name)
-
-
-@pytest.mark.parametrize("end", [CANCELLED, COMPLETED])
-@pytest.mark.parametrize("cut_short", [False, True])
-async def test_results_that_are_lost_end_as_errors(store: Store, end: int, cut_short: bool) -> None:
-    batch_id, name, content = await with_lost_results(store)
-    if cut_short:
-        await put_back(store, name, content[:-1])
-    await store.turn()
-    batch = await store.get(batch_id)
-    assert batch.status == FINALIZING
-    assert name in batch.nightshift.reason
-    if end == CANCELLED:
-        await store.cancel(batch_id)
-    else:
-        # Its time is over: nobody waits longer.
-        store.clock.advance(DAY)
-    await store.turn()
-    batch = await store.get(batch_id)
-    assert (batch.status, batch.nightshift.reason) == (end, "")
-    assert [error.code for error in batch.errors] == ["results_lost"]
-    counts = batch.request_counts
-    assert (counts.total, counts.completed, counts.failed) == (4, 1, 3)
-    output, error = await store.end_files(batch_id)
-    assert [line["custom_id"] for line in output] == ["r3"]
-    assert [line["custom_id"] for line in error] == ["r0", "r1", "r2"]
-    codes = [(line["error"] or {}).get("code") for line in error]
-    assert codes == [None, "result_lost", "result_lost"]
-    await store.turn()
-    await store.sweeper.run_once()
-    assert await checked(store) == []
-
-
-async def test_results_and_input_may_be_lost_together(store: Store) -> None:
-    batch_id, _, _ = await with_lost_results(store)
-    await input_taken(store, batch_id)
-    await store.cancel(batch_id)
-    await store.turn()
-    batch = await store.get(batch_id)
-    assert [error.code for error in batch.errors] == ["input_lost", "results_lost"]
-    _, error = await store.end_files(batch_id)
-    assert [line["custom_id"] for line in error] == ["r0", None, None]
-
-
-async def test_what_is_only_away_is_not_lost(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    batch_id, name, content = await with_lost_results(store)
-
-    async def back(_seconds: float) -> None:
-        await put_back(store, name, content)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(salvage.asyncio, "sleep", back)
-        await store.cancel(batch_id)
-        await store.turn()
-    assert (await store.get(batch_id)).status == CANCELLING
-    store.clock.advance(5)
-    await store.turn()
-    batch = await store.get(batch_id)
-    assert batch.status == CANCELLED
-    assert not batch.errors
-    assert batch.request_counts.completed == 2
-
-
-async def test_a_directory_that_is_away_loses_nothing(store: Store, tmp_path: Path) -> None:
-    batch_id = await store.batch(2)
-    place = store.context.settings.data_dir / "blobs"
-    away = place.rename(tmp_path / "away")
-    place.mkdir()
-    await store.cancel(batch_id)
-    await store.turn()
-    batch = await store.get(batch_id)
-    assert batch.status == CANCELLING
-    assert "right now" in batch.nightshift.reason
-    place.rmdir()
-    away.rename(place)
-    store.clock.advance(5)
-    await store.turn()
-    assert [line["custom_id"] for line in (await store.end_files(batch_id))[1]] == ["r0", "r1"]
-
-
-async def test_a_stream_over_lost_results_ends_with_the_reason(store: Store) -> None:
-    batch_id, name, content = await with_lost_results(store)
-    with pytest.raises(LostError) as told:
-        await told_lines(store, batch_id)
-    assert told.value.code == "results_lost"
-    await put_back(store, name, content)
-    await store.turn()
-    assert len(await told_lines(store, batch_id)) == 4
-
-
-# --- files that are asked for -----------------------------------------------------------------
-
-
-async def test_a_lost_file_is_not_there_for_who_asks(store: Store) -> None:
-    file = await store.upload(chat_line("r0"))
-    (row,) = await store.sql(sa.select(files).where(files.c.id == file.id))
-    await taken(store, row.parts[0][0])
-    with pytest.raises(LostError) as told:
-        await store.download(file.id)
-    assert told.value.code == "content_lost"
-    assert file.id in told.value.message
-    # Swept while it was read, it is gone as any deleted file.
-    await store.context.db.write(
-        "test.step", lambda connection: connection.execute(blobs.update().values(state="doomed"))
-    )
-    with pytest.raises(NotFoundError):
-        await store.download(file.id)
-
-
-async def test_an_upload_whose_part_is_lost_says_so(store: Store) -> None:
-    upload = await uploads.create(store, len(chat_line("r0")))
-    part = await uploads.add(store, upload.id, chat_line("r0"))
-    for (name,) in await store.sql(sa.select(blobs.c.name)):
-        await taken(store, name)
-    with pytest.raises(LostError, match="begin another"):
-        await uploads.complete(store, upload.id, [part])
-    await uploads.cancel(store, upload.id)
