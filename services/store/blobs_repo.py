@@ -13,6 +13,9 @@ from services.kit.ids import ProjectId
 from services.store import holds_repo
 from services.store.models import blobs
 
+Doomed = tuple[str, int]
+"""A blob's name, and when it was announced or, if it never was named, last doomed."""
+
 
 def announce(
     connection: sa.Connection, names: Sequence[str], project_id: ProjectId, now_ms: int
@@ -52,12 +55,17 @@ def doom(connection: sa.Connection, names: Iterable[str]) -> None:
 def doom_announced(connection: sa.Connection, names: Sequence[str], now_ms: int) -> None:
     """Doom blobs that will not be named after all; those that a row names by now stay.
 
-    One that was swept and forgotten while its writer stood still is there again: it has to go, too.
+    One that was swept while its writer stood still is doomed anew: it was written after that, so it
+    has to go once more. `forget` then leaves a row that somebody is about to forget, and one that
+    was forgotten is there again.
     """
+    # Another time than before in any case: it tells this doom from the one that was swept.
+    again = sa.and_(blobs.c.state == "doomed", blobs.c.created_ms >= now_ms)
+    anew = sa.case((again, blobs.c.created_ms + 1), else_=now_ms)
     connection.execute(
         blobs.update()
-        .where(blobs.c.name.in_(names), blobs.c.state == "pending")
-        .values(state="doomed", created_ms=now_ms)
+        .where(blobs.c.name.in_(names), blobs.c.state != "live")
+        .values(state="doomed", created_ms=anew)
     )
     known = set(connection.scalars(sa.select(blobs.c.name).where(blobs.c.name.in_(names))))
     back = [
@@ -85,8 +93,8 @@ def doom_abandoned(connection: sa.Connection, before_ms: int, now_ms: int) -> in
 
 def deletable(
     connection: sa.Connection, after: str, limit: int, *, now_ms: int, late_ms: int
-) -> list[str]:
-    """Return names of blobs to delete, in order; none while a hold stands.
+) -> list[Doomed]:
+    """Return blobs to delete, by name; none while a hold stands.
 
     One statement: what it returns was doomed before any later hold was taken, so that no snapshot
     under that hold names it.
@@ -100,7 +108,7 @@ def deletable(
             still arrive: deleted before, it would come back and be nobody's.
     """
     doomed = (
-        sa.select(blobs.c.name)
+        sa.select(blobs.c.name, blobs.c.created_ms)
         .where(
             blobs.c.state == "doomed",
             blobs.c.created_ms <= now_ms - late_ms,
@@ -109,9 +117,10 @@ def deletable(
         )
         .order_by(blobs.c.name)
     )
-    return list(connection.scalars(doomed.limit(limit)))
+    return [(name, doomed_ms) for name, doomed_ms in connection.execute(doomed.limit(limit))]
 
 
-def forget(connection: sa.Connection, names: Sequence[str]) -> None:
-    """Drop the rows of blobs that are deleted."""
-    connection.execute(blobs.delete().where(blobs.c.name.in_(names), blobs.c.state == "doomed"))
+def forget(connection: sa.Connection, deleted: Sequence[Doomed]) -> None:
+    """Drop the rows of blobs that are deleted, but for those that were doomed anew meanwhile."""
+    doomed = sa.tuple_(blobs.c.name, blobs.c.created_ms)
+    connection.execute(blobs.delete().where(doomed.in_(deleted), blobs.c.state == "doomed"))

@@ -70,14 +70,15 @@ class Sweeper:
         last = ""
         while failed < _FAILED_PAGES:
             try:
-                names = await self._deletable(last)
-                if not names:
+                doomed = await self._deletable(last)
+                if not doomed:
                     break
+                names = [name for name, _ in doomed]
                 last = names[-1]
                 await self._context.blobs.delete("sweep.delete_blob", *names)
                 await self._context.db.write(
                     "sweep.forget_blobs",
-                    lambda connection, names=names: blobs_repo.forget(connection, names),  # type: ignore[misc]  # bound now
+                    lambda connection, doomed=doomed: blobs_repo.forget(connection, doomed),  # type: ignore[misc]  # bound now
                 )
                 deleted += len(names)
             except Exception as error:  # noqa: BLE001 - the next page may go
@@ -85,7 +86,7 @@ class Sweeper:
                 failed += 1
         return deleted
 
-    async def _deletable(self, after: str) -> list[str]:
+    async def _deletable(self, after: str) -> list[blobs_repo.Doomed]:
         late_ms = self._context.blobs.late_seconds * 1000
         return await self._context.db.read(
             lambda connection: blobs_repo.deletable(

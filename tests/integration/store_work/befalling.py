@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine
 
 from services.kit.errors import StaleTermError, UnavailableError
+from services.store.models import attempts as attempt_rows
 from services.store.models import batches as batch_rows
 from tests.integration.store_work.crashing import Fleet, Gate, Ground, Member
 from tests.integration.store_work.harness import TTL_MS
 from tests.integration.store_work.loop_ops import AllOps
 from tests.integration.store_work.ops import Check, Op
+from tests.kit.store_model_parts import Delivery
 
 _MOST_FROZEN = 3
 _DAY_MS = 24 * 3_600_000
@@ -61,6 +63,7 @@ class Befalling(RuleBasedStateMachine):
         self.ops = AllOps(self.fleet)
         self.ops.sealed_rows = lambda: self.rows(batch_rows.c.sealed_ms.is_not(None))
         self.ops.ended_rows = lambda: self.rows(batch_rows.c.status.in_(_TERMINAL))
+        self.ops.open_rows = self._open_attempts
         self.model = self.ops.model
         self.frozen: list[Frozen] = []
         self.sound = True
@@ -82,6 +85,17 @@ class Befalling(RuleBasedStateMachine):
         """Ids of batches that no door tells."""
         store = self.fleet.members[0].store
         return {row.id for row in self.run(store.sql(sa.select(batch_rows.c.id).where(where)))}
+
+    def _open_attempts(self) -> set[tuple[str, Delivery]]:
+        store = self.fleet.members[0].store
+        open_ones = sa.select(attempt_rows).where(attempt_rows.c.closed_ms.is_(None))
+        return {
+            (
+                row.chunk_id,
+                Delivery(row.dispatch, row.executor_id, row.incarnation, row.num_delivered),
+            )
+            for row in self.run(store.sql(open_ones))
+        }
 
     # --- how an op is done --------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from services.store.database import Database, Statement
 from services.store.settings import StoreSettings
 from tests.integration.store_work.harness import SECRET, Store, keep_fake_time, serving
 from tests.kit.postgres import StoreDatabases
-from tests.kit.store_model import Moment
+from tests.kit.store_model_parts import Moment
 
 T = TypeVar("T")
 

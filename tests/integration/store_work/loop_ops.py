@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from services.store.domain.state import BatchStatus
 from tests.integration.store_work.ops import Check, Op, Ops, any_answer
-from tests.kit.store_model import Moment
+from tests.kit.store_model_parts import Moment
 
 LEASE_MS = 60_000
 """For how long a store that is gone holds the right to finalize."""

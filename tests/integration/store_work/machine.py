@@ -14,7 +14,7 @@ from services.store.domain.state import TIMESTAMP_COLUMN, BatchStatus
 from services.store.settings import StoreSettings
 from tests.integration.store_work.befalling import FATE, Befalling, Fate
 from tests.integration.store_work.ops import status_of
-from tests.kit.store_model import Attempt, Batch
+from tests.kit.store_model_parts import Attempt, Batch
 
 DAY_SECONDS = 25 * 3_600.0
 """Longer than what was announced waits for its content."""
@@ -33,13 +33,21 @@ class StoreMachine(Befalling):
         super().__init__()
         self.engines_die = False
         self.looks = itertools.count()
+        # Where an upload and a sweep stand still at the end.
+        self.last_upload = self.last_sweep = 0
         self.proven: set[str] = set()
 
     # --- users --------------------------------------------------------------------------------
 
-    @initialize(engines_die=st.booleans(), lines=st.sampled_from([2, 5, 9]), which=STORE)
-    def begin(self, engines_die: bool, lines: int, which: int) -> None:
+    @initialize(
+        engines_die=st.booleans(),
+        lines=st.sampled_from([2, 5, 9]),
+        which=STORE,
+        last=st.tuples(st.integers(0, 7), st.integers(0, 5)),
+    )
+    def begin(self, engines_die: bool, lines: int, which: int, last: tuple[int, int]) -> None:
         self.engines_die = engines_die
+        self.last_upload, self.last_sweep = last
         self.begin_batch(lines, 10_000, 3, which)
 
     @precondition(lambda self: len(self.model.batches) < _MOST_BATCHES)
@@ -146,6 +154,15 @@ class StoreMachine(Befalling):
         self.do(self.ops.beat(attempts, started=self.engines_die), which, fate)
 
     @precondition(lambda self: self.ops.attempts)
+    @rule(pick=PICK, seconds=st.sampled_from([14.0, 9.0, 15.0]), which=STORE)
+    def beat_once_and_reconcile(self, pick: int, seconds: float, which: int) -> None:
+        """Of an executor that is slow: one beat keeps its chunk for a lease, and no longer."""
+        attempt = self.attempt(pick)
+        self.do(self.ops.beat([attempt], started=self.engines_die), which)
+        self.fleet.clock.advance(seconds)
+        self.do(self.ops.reclaim(), which)
+
+    @precondition(lambda self: self.ops.attempts)
     @rule(pick=PICK, executor=EXECUTOR, which=STORE, fate=FATE)
     def hand_back(self, pick: int, executor: str, which: int, fate: Fate) -> None:
         self.do(self.ops.hand_back(self.attempt(pick), executor), which, fate)
@@ -180,14 +197,25 @@ class StoreMachine(Befalling):
         self.fleet.clock.advance(seconds)
 
     @precondition(lambda self: self.frozen)
-    @rule(days=st.sampled_from([0, 0, 1]), which=STORE, thaws=st.booleans())
-    def sweep_beside_what_stands_still(self, days: int, which: int, thaws: bool) -> None:
+    @rule(
+        pick=PICK,
+        days=st.sampled_from([0, 1]),
+        which=STORE,
+        thaws=st.booleans(),
+        fate=st.sampled_from([("", 0)] + [("freeze", number) for number in range(6)]),
+    )
+    def sweep_beside_what_stands_still(
+        self, pick: int, days: int, which: int, thaws: bool, fate: Fate
+    ) -> None:
+        """It may go on after, or in the middle of, the deletion of what it was about to name."""
+        still = self.frozen[pick % len(self.frozen)]
         # A key is good for a day, after which a client that asks again makes another one.
         if not any(each.is_done and each.op.again for each in self.frozen):
             self.fleet.clock.advance(days * DAY_SECONDS)
-        self.do(self.ops.sweep(), which)
+        self.do(self.ops.sweep(), which, fate)
         if thaws:
-            self.thaw_one(self.frozen.pop())
+            self.frozen.remove(still)
+            self.thaw_one(still)
 
     @precondition(lambda self: self.frozen)
     @rule(pick=PICK)
@@ -262,6 +290,7 @@ class StoreMachine(Befalling):
     def _come_to_an_end(self) -> None:
         while self.frozen:
             self.thaw_one(self.frozen.pop())
+        self._sweep_what_stands_still()
         self.fleet.clock.advance(10_200)
         for seconds in (2.0, 70.0, 0.0):
             for op in (self.ops.validate, self.ops.end, self.ops.finalize):
@@ -270,6 +299,15 @@ class StoreMachine(Befalling):
         self._look()
         assert all(batch.ended for batch in self.model.batches)
         self._nothing_is_left_over()
+
+    def _sweep_what_stands_still(self) -> None:
+        """An upload goes on a day later, in the middle of the deletion of what it had announced."""
+        self.do(self.ops.sweep(), 0)
+        self.do(self.ops.upload(1), 0, ("freeze", self.last_upload))
+        self.fleet.clock.advance(DAY_SECONDS)
+        self.do(self.ops.sweep(), 1, ("freeze", self.last_sweep))
+        while self.frozen:
+            self.thaw_one(self.frozen.pop(0))
 
     def _nothing_is_left_over(self) -> None:
         store = self.fleet.members[0].store

@@ -23,7 +23,8 @@ from services.store.domain.state import BatchStatus
 from tests.integration.store_work.crashing import Fleet, Member
 from tests.integration.store_work.harness import Store, frame, ranges_of
 from tests.kit.store import chat_line, our_errors
-from tests.kit.store_model import Attempt, Batch, Chunk, Delivery, Model, Moment, Outcome
+from tests.kit.store_model import Model
+from tests.kit.store_model_parts import Attempt, Batch, Chunk, Delivery, Moment, Outcome
 
 Check = Callable[[Any], None]
 BIG = "x" * 270_000
@@ -86,6 +87,9 @@ class Ops:
     def now_ms(self) -> int:
         """The stores' time."""
         return self.fleet.now_ms()
+
+    #: Chunk and delivery of each open attempt, where no door tells; set by the machine.
+    open_rows: Callable[[], set[tuple[str, Delivery]]]
 
     # --- users --------------------------------------------------------------------------------
 
@@ -256,6 +260,7 @@ class Ops:
 
     def _opens_somehow(self, chunk: Chunk, delivery: Delivery, at: Moment) -> Check:
         """Of a batch that is shaken: nothing that is done or over is run again."""
+        self.model.lose_closed(self.open_rows())
         batch = chunk.batch
         runs = batch.runs(at.now_ms)
         left = set(range(batch.cut)) - batch.first.keys()

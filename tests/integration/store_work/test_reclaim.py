@@ -38,6 +38,12 @@ async def test_a_live_lease_is_left_alone_and_a_lapsed_one_is_not(store: Store) 
         (second.chunk_id, 2, False)
     ]
     assert await store.reclaim() == []
+    # A beat is good for a whole lease, and for no more.
+    store.clock.advance(13)
+    assert await store.reclaim({POOL: 9}) == []
+    store.clock.advance(1)
+    raised = await store.reclaim({POOL: 9})
+    assert [(each.chunk_id, each.dispatch) for each in raised] == [(first.chunk_id, 2)]
 
 
 async def test_chunks_come_back_in_the_order_of_batches_and_lines(store: Store) -> None:

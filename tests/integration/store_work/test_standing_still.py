@@ -6,13 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from protos.nightshift.v1 import batches_pb2, files_pb2
 from services.kit.errors import UnavailableError
+from services.store.models import blobs
 from tests.integration.store_work.crashing import Fleet, Gate, Member, SQLiteGround
 from tests.integration.store_work.harness import frame
 from tests.integration.store_work.ops import BIG
 from tests.kit import data_at_rest
+from tests.kit.store import chat_line
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("patient_clients")]
 
@@ -92,6 +95,25 @@ async def test_a_frame_that_was_swept_before_it_was_written_leaves_nothing(
     await store.sweeper.run_once()
     await store.sweeper.run_once()
     assert not [path for path in (fleet.folder / "blobs").rglob("segment/*") if path.is_file()]
+
+
+@pytest.mark.parametrize("place", ["sweep.delete_blob:before", "sweep.delete_blob:after"])
+async def test_what_is_written_while_it_is_swept_leaves_nothing(fleet: Fleet, place: str) -> None:
+    (member,) = fleet.members
+    store = member.store
+    uploading = store.upload(chat_line("r0"))
+    writes, upload = await stopped(member, "file.index_write:before", uploading)
+    fleet.clock.advance(DAY_SECONDS)
+    # Doomed, deleted perhaps, and not forgotten yet, when the writer goes on and gives it up.
+    deletes, sweep = await stopped(member, place, store.sweeper.run_once())
+    writes.open.set()
+    with pytest.raises(UnavailableError, match="was dropped; try again"):
+        await upload
+    deletes.open.set()
+    await sweep
+    await store.sweeper.run_once()
+    assert not [path for path in (fleet.folder / "blobs").rglob("*") if path.is_file()]
+    assert await store.sql(sa.select(blobs)) == []
 
 
 async def test_a_store_that_dies_between_an_end_and_its_clearing_leaves_no_fault(

@@ -13,6 +13,7 @@ from services.store import blobs_repo, holds_repo, receiving
 from services.store.blobs.s3 import S3Blobs
 from services.store.models import blobs, segments, sweep_holds
 from tests.integration.store_work.harness import Store, running
+from tests.kit.eventually import eventually
 from tests.kit.s3_server import Fault, S3Server, s3_server
 from tests.kit.store import chat_line, our_errors
 from tests.kit.uploads import add, cancel, complete, create
@@ -235,6 +236,37 @@ async def test_while_a_hold_stands_no_blob_is_deleted(swept: Store, lying: Lying
     assert await swept.sweeper.run_once() == 2
     assert lying() == set()
     assert await swept.sql(sweep_holds.select()) == []
+
+
+async def test_what_was_given_up_is_named_by_no_commit(swept: Store, lying: Lying) -> None:
+    """Not even while it is still there: whoever is to delete it may be about to."""
+    sent, go_on = asyncio.Event(), asyncio.Event()
+
+    async def frames() -> AsyncIterator[files_pb2.UploadFileRequest]:
+        yield files_pb2.UploadFileRequest(header=files_pb2.UploadFileHeader(filename="f"))
+        yield files_pb2.UploadFileRequest(data=chat_line("r0"))
+        sent.set()
+        await go_on.wait()
+        yield files_pb2.UploadFileRequest(footer=files_pb2.UploadFileFooter(purpose="batch"))
+
+    slow = asyncio.ensure_future(swept.files.UploadFile(frames(), metadata=swept.metadata))
+    await sent.wait()
+    await eventually(lambda: rows(swept))
+    swept.clock.advance(DAY_SECONDS + 1)
+    await hold(swept, "backup", swept.context.now_ms() + 3_600_000)
+    await swept.sweeper.run_once()
+    assert set((await rows(swept)).values()) == {"doomed"}
+    go_on.set()
+    with pytest.raises(UnavailableError), our_errors():
+        await slow
+    await swept.context.db.write(
+        "test.step", lambda connection: holds_repo.release(connection, "backup")
+    )
+    # From its own giving up on, something may arrive late.
+    swept.clock.advance(1)
+    await sweep(swept)
+    assert lying() == set()
+    assert await rows(swept) == {}
 
 
 async def test_a_hold_is_moved_by_taking_it_again(swept: Store) -> None:
