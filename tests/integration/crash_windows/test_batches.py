@@ -114,8 +114,15 @@ async def validation_put_off(world: World) -> Check:
     batch_id = await left_validating(world, "batch.start:before")
     (index,) = (each for each in world.blobs() if each.parent.name == "index")
     whole = index.read_bytes()
-    await world.arm(lambda: index.write_bytes(b"?"))  # type: ignore[arg-type,return-value]  # nobody asks
+
+    def damage() -> None:
+        index.unlink()
+        # It is there, and the disk does not give it.
+        index.mkdir()
+
+    await world.arm(damage)
     await world.until(lambda: world.reached)
+    index.rmdir()
     index.write_bytes(whole)
     await world.until(lambda: hands.status_is(world, batch_id, IN_PROGRESS))
 
