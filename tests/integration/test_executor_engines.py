@@ -9,7 +9,7 @@ import pytest
 
 from protos.nightshift.v1 import dispatch_pb2, work_pb2
 from services.executor import executor as executors
-from services.executor.engines.base import EngineStartError
+from services.executor.engines.base import EngineDead, EngineStartError
 from services.executor.engines.simulated import SimulatedEngine
 from services.kit.subjects import event_subject
 from tests.kit.eventually import eventually
@@ -133,6 +133,36 @@ async def test_that_suspects_are_in_the_engine_is_told_at_once(
         [attempt] = marked[0].attempts
         fleet.work.drops[attempt.token] = work_pb2.DROP_REASON_CANCELLED
         await eventually(lambda: executor.runner.in_flight == 0)
+
+
+class LostEngine(SimulatedEngine):
+    """A fake engine whose process is gone, which no call in flight is told."""
+
+    gone = False
+
+    async def start(self) -> None:
+        self.gone = False
+        await super().start()
+
+    def check_health(self) -> None:
+        if self.gone:
+            raise EngineDead("its process is gone")
+        super().check_health()
+
+
+async def test_a_death_that_no_call_tells_of_is_noticed(fleet: Fleet) -> None:
+    engine = LostEngine()
+    stuck = [chat_line("stuck", x_simulate={"delay_ms": 60_000})]
+    dispatch = fleet.work.add_chunk(stuck, pool_id=POOL)
+    await fleet.publish(dispatch)
+    executor = await fleet.start(engine=engine)
+    await eventually(lambda: executor.runner.in_flight == 1)
+    engine.gone = True
+    [report] = await eventually(lambda: fleet.work.named("ReportDeath"))
+    assert [part.count for part in report.attempts[0].started] == [1]
+    # And it is started again, with nothing in it.
+    await eventually(lambda: executor.presence.ready)
+    assert not engine.gone
 
 
 class KeepingEngine(SimulatedEngine):

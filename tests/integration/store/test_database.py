@@ -132,6 +132,19 @@ def test_the_database_syncs_each_commit(db: Database) -> None:
             assert connection.exec_driver_sql("SHOW synchronous_commit").scalar() == "on"
 
 
+def test_nobody_waits_for_ever_for_a_store_that_stopped(db: Database) -> None:
+    """What is held in a transaction is let go of by the server, before others give up."""
+    with db.writer_engine.connect() as connection:
+        if db.is_sqlite:
+            assert connection.exec_driver_sql("PRAGMA busy_timeout").scalar() == 3_000
+            return
+        limits = [
+            connection.exec_driver_sql(f"SHOW {name}").scalar()
+            for name in ("idle_in_transaction_session_timeout", "lock_timeout", "statement_timeout")
+        ]
+        assert limits == ["5s", "8s", "30s"]
+
+
 def test_the_last_migration_is_the_one_that_the_store_looks_for(db: Database) -> None:
     config = Config()
     config.set_main_option("script_location", str(migrate.MIGRATIONS))

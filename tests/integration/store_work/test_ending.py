@@ -54,6 +54,8 @@ async def test_cancel_seals_after_two_seconds_whoever_is_silent(store: Store) ->
     token = (await store.open(dispatch)).token
     await store.cancel(batch_id)
     store.clock.advance(1.9)
+    # Asked again, it takes no longer.
+    assert (await store.cancel(batch_id)).status == CANCELLING
     await store.turn()
     assert (await store.get(batch_id)).status == CANCELLING
     assert await store.finish(token, [1], batch_id) == 1

@@ -156,6 +156,18 @@ async def test_a_project_has_a_quota_of_its_own_where_one_is_set(limited: Store)
         await set_quota(limited, "default", -1)
 
 
+async def test_too_much_is_refused_while_it_comes(limited: Store) -> None:
+    async def frames() -> AsyncIterator[files_pb2.UploadFileRequest]:
+        yield files_pb2.UploadFileRequest(header=files_pb2.UploadFileHeader(filename="f"))
+        yield files_pb2.UploadFileRequest(data=b"x" * (QUOTA + 1))
+        # It is not waited for how much more there is.
+        await asyncio.Event().wait()
+
+    with pytest.raises(InvalidRequestError) as error, our_errors():
+        await limited.files.UploadFile(frames(), metadata=limited.metadata)
+    assert refused(error) == (400, "storage_quota_exceeded", "file")
+
+
 async def test_without_a_quota_there_is_none(store: Store) -> None:
     await store.upload(b"x" * (QUOTA + 1), purpose="user_data")
     (only,) = (await projects(store)).values()

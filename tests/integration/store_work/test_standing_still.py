@@ -68,6 +68,22 @@ async def test_a_cancel_that_waited_still_gives_executors_their_time(fleet: Flee
     assert batch.cancelling_at - batch.in_progress_at == 5
 
 
+async def test_a_cancel_while_its_input_is_judged_is_not_undone(fleet: Fleet) -> None:
+    (member,) = fleet.members
+    store = member.store
+    file = await store.upload(chat_line("r0"))
+    batch_id = (await store.create(file.id)).id
+    judging = store.validator.run_once()
+    gate, judged = await stopped(member, "batch.start:before", judging)
+    assert (await store.cancel(batch_id)).status == CANCELLING
+    gate.open.set()
+    await judged
+    assert (await store.get(batch_id)).status == CANCELLING
+    await store.turn()
+    batch = await store.get(batch_id)
+    assert (batch.status, batch.HasField("in_progress_at")) == (CANCELLED, False)
+
+
 @pytest.mark.parametrize("sealed", [False, True])
 async def test_a_frame_that_was_swept_before_it_was_written_leaves_nothing(
     fleet: Fleet, sealed: bool
