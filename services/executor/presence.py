@@ -158,6 +158,8 @@ class Presence:
             await self._bus.put_beat(self._beat([name for _, name in self._recent]))
         except BusFault as fault:
             _log.debug("beat_not_put", error=str(fault))
+            # A bucket without a leader is no silence of ours: this way needs none.
+            await self._say()
 
     async def leave(self) -> None:
         """Remove the executor's name."""

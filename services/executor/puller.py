@@ -65,14 +65,14 @@ class ChunkPuller:
 
     async def run(self) -> None:
         """Pull until stopped or cancelled; the client may swallow a cancel while it fetches."""
-        backoff = Backoff(0.05, 1.0, self._chance)
+        backoff = Backoff(0.05, 0.5, self._chance)
         while not self._stopped:
             try:
                 await self.run_once()
                 backoff.reset()
             except BusFault as fault:
-                # Stream or consumer may be gone; the scheduler makes them again.
-                self._puller = None
+                # Stream or consumer may be gone, which the scheduler makes again, or have no leader
+                # for some seconds.
                 _log.debug("fetch_failed", error=str(fault))
                 await asyncio.sleep(backoff.next_seconds())
 

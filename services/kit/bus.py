@@ -25,6 +25,7 @@ from services.kit.streams import (
     EXECUTORS_BUCKET,
     WORK_STREAM,
     BusFault,
+    BusGone,
     Layout,
 )
 from services.kit.subjects import durable_of, room_subject, work_subject
@@ -39,6 +40,7 @@ __all__ = [
     "WORK_STREAM",
     "Bus",
     "BusFault",
+    "BusGone",
     "Delivery",
     "Puller",
     "connect",
@@ -52,6 +54,8 @@ IN_PROGRESS_SECONDS: Final = 3.0
 # A publish that gets no answer is repeated under the same id, so that a short wait costs nothing
 # and a broker that comes back is used at once.
 _ANSWER_SECONDS: Final = 2.0
+# One that was on its way to a server that died is worth repeating sooner: work waits for it.
+_DISPATCH_ANSWER_SECONDS: Final = 1.0
 
 
 class Bus:
@@ -133,7 +137,12 @@ class Bus:
             headers["traceparent"] = dispatch.traceparent
         subject = work_subject(PoolId(dispatch.pool_id))
         with failpoints.around("dispatch.publish"):
-            await self._jetstream.publish(subject, dispatch.SerializeToString(), headers=headers)
+            await self._jetstream.publish(
+                subject,
+                dispatch.SerializeToString(),
+                headers=headers,
+                timeout=_DISPATCH_ANSWER_SECONDS,
+            )
 
     async def publish_event(self, subject: str, payload: bytes, message_id: str) -> None:
         """Publish an outbox row; its id makes a repeat harmless."""

@@ -93,20 +93,16 @@ class Puller:
         Dispatches of a newer version than this executor understands go back for others.
 
         Raises:
-            nats.errors.Error: stream or consumer is gone; back off and make another puller.
+            nats.errors.Error: stream or consumer is gone, or has no leader; back off and ask again,
+                which finds it once it is there.
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + FETCH_SECONDS
-        try:
-            # One shot: the broker ends it once it has given what there is.
-            messages = await self._ask(most, until, one_shot=True)
-            if not messages and until - loop.time() > _REST_SECONDS:
-                # Refused, because others wait for what there is just now: wait in line.
-                messages = await self._ask(1, until, one_shot=False)
-        except BusFault:
-            with contextlib.suppress(*BusFault):
-                await self._subscription.unsubscribe()
-            raise
+        # One shot: the broker ends it once it has given what there is.
+        messages = await self._ask(most, until, one_shot=True)
+        if not messages and until - loop.time() > _REST_SECONDS:
+            # Refused, because others wait for what there is just now: wait in line.
+            messages = await self._ask(1, until, one_shot=False)
         read = [
             Delivery(message, _read(message.data), message.metadata.num_delivered)
             for message in messages

@@ -27,6 +27,9 @@ ACK_WAIT_SECONDS: Final = 10.0
 BusFault: Final = (nats.errors.Error, OSError)
 """What every call here may raise while the broker is away, slow or made anew; try again later."""
 
+BusGone: Final = nats.js.errors.NotFoundError
+"""Of these, the broker's word that a stream or a consumer is not there, until somebody makes it."""
+
 # Longer than the longest completion window (7 days): reconciling, not the broker, decides.
 _WORK_MAX_AGE_SECONDS: Final = 8 * 86_400
 _DUPLICATE_WINDOW_SECONDS: Final = 120

@@ -10,10 +10,11 @@ import prometheus_client
 
 from protos.nightshift.v1.dispatch_pb2 import Dispatch, ExecutorBeat
 from services.kit import telemetry
-from services.kit.bus import Bus, BusFault
+from services.kit.bus import Bus, BusFault, BusGone
 from services.kit.clock import Clock
 from services.kit.ids import ChunkId, PoolId
 from services.kit.log import get_logger
+from services.kit.tasks import end
 from services.scheduler.domain.capacity import Capacity, ExecutorWord, capacity_of
 from services.scheduler.domain.chunker import full_chunk_lines
 from services.scheduler.domain.unopened import Unopened
@@ -23,8 +24,10 @@ _log = get_logger(__name__)
 
 PUBLISH_SECONDS: Final = 60.0
 """How long a dispatch is tried; after that reconciling finds it by its age."""
+# A stream whose leader died has none for 4 to 9 s, and refuses at once; whoever waits for chunks
+# is to wait no longer than that.
 _FIRST_DELAY_SECONDS: Final = 0.05
-_MOST_DELAY_SECONDS: Final = 1.0
+_MOST_DELAY_SECONDS: Final = 0.25
 # Executors' words wake the dispatcher many times a second; a broker that cannot make a queue is
 # asked again after a growing while instead.
 _FIRST_ENSURE_SECONDS: Final = 0.05
@@ -105,33 +108,43 @@ class Queues:
     async def measure(self) -> dict[PoolId, int]:
         """Return what waits in each ready pool's queue, and correct the counts by it.
 
-        A pool whose consumer does not answer is left out, and made again or ready no more.
+        A pool whose consumer does not answer is left out; one that is gone is made again, or
+        ready no more.
         """
+        gone: set[PoolId] = set()
 
         async def ask(pool_id: PoolId) -> int | None:
             try:
                 return await self._bus.pending(pool_id)
             except BusFault as fault:
                 _log.warning("queue_not_measured", pool=pool_id, error=_named(fault))
+                if isinstance(fault, BusGone):
+                    gone.add(pool_id)
                 return None
 
         asked = self._clock.monotonic()
         pools = sorted(self._ready)
         pending: dict[PoolId, int] = {}
         for pool_id, number in zip(pools, await asyncio.gather(*map(ask, pools)), strict=True):
-            if number is None:
-                await self._mend(pool_id)
-            else:
+            if number is not None:
                 pending[pool_id] = number
                 self._unopened.correct(pool_id, number, asked)
+        self._ready -= gone
+        for pool_id in gone:
+            await self._mend(pool_id)
         return pending
 
     async def _mend(self, pool_id: PoolId) -> None:
-        """Make a queue again that failed, where it can be; who publishes to it may be waiting."""
-        self._ready.discard(pool_id)
+        """Make a queue again that failed, where it can be; who publishes to it may be waiting.
+
+        It stays ready: what has no leader for the moment is there, and takes what is cut meanwhile
+        as soon as it has one.
+        """
         self._streams_stand = False
-        with contextlib.suppress(*BusFault):
-            await self.ensure((pool_id,))
+        async with self._ensuring:
+            if self._clock.monotonic() >= self._ensure_at:
+                with contextlib.suppress(*BusFault):
+                    await self._make((pool_id,))
 
     def note_opened(self, beat: ExecutorBeat) -> None:
         """Take off the count what an executor says it opened or dropped."""
@@ -179,18 +192,25 @@ class Queues:
         chunk_id = ChunkId(dispatch.chunk_id)
         give_up = self._clock.monotonic() + PUBLISH_SECONDS
         delay = _FIRST_DELAY_SECONDS
+        told = ""
+        mending: asyncio.Task[None] | None = None
         try:
             while self._may_publish(term, dispatch) and self._clock.monotonic() < give_up:
                 try:
                     await self._publish_once(dispatch)
                 except BusFault as fault:
-                    _log.warning(
-                        "publish_unanswered",
-                        chunk=chunk_id,
-                        dispatch=dispatch.dispatch,
-                        error=_named(fault),
-                    )
-                    await self._mend(PoolId(dispatch.pool_id))
+                    if _named(fault) != told:
+                        told = _named(fault)
+                        _log.warning(
+                            "publish_unanswered",
+                            chunk=chunk_id,
+                            dispatch=dispatch.dispatch,
+                            error=told,
+                        )
+                    # Beside the tries: a broker that is asked for what has no leader is silent for
+                    # seconds, in which it may have got one.
+                    if mending is None or mending.done():
+                        mending = asyncio.create_task(self._mend(PoolId(dispatch.pool_id)))
                     await asyncio.sleep(delay)
                     delay = min(2 * delay, _MOST_DELAY_SECONDS)
                 else:
@@ -198,6 +218,8 @@ class Queues:
                     return True
             return False
         finally:
+            if mending is not None:
+                await end(mending)
             if self._publishing.get(chunk_id) == dispatch.dispatch:
                 del self._publishing[chunk_id]
 

@@ -11,7 +11,9 @@ from nats.aio.msg import Msg
 
 from protos.nightshift.v1 import dispatch_pb2
 from services.kit import bus as buses
-from services.kit.bus import Bus, BusFault
+from services.kit.bus import Bus, BusFault, Puller
+from services.kit.clock import SystemClock
+from services.scheduler.queues import Queues
 from tests.kit.eventually import eventually
 from tests.kit.executor_fleet import POOL, Fleet, lines
 from tests.kit.nats_cluster import NatsCluster, nats_cluster
@@ -74,14 +76,14 @@ async def connection(nats_cluster: NatsCluster) -> AsyncIterator[Bus]:
     await connection.close()
 
 
-async def taken(connection: Bus, count: int) -> set[str]:
-    """Pull and acknowledge until `count` different dispatches came."""
+async def taken(connection: Bus, count: int, puller: Puller | None = None) -> set[str]:
+    """Pull and acknowledge until `count` different dispatches came, by one puller if given."""
     found: set[str] = set()
 
     async def more() -> bool:
         try:
-            puller = await connection.pull_from(POOL)
-            for delivery in await puller.fetch(64):
+            puller_now = puller or await connection.pull_from(POOL)
+            for delivery in await puller_now.fetch(64):
                 found.add(delivery.dispatch.chunk_id)
                 await delivery.ack()
         except BusFault:
@@ -92,17 +94,43 @@ async def taken(connection: Bus, count: int) -> set[str]:
     return found
 
 
+class _Leading:
+    """A scheduler that leads for good."""
+
+    def leads(self, term: int) -> bool:
+        """Tell so."""
+        return term == 1
+
+
+def count_tries(connection: Bus, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Return a list of the times at which a dispatch is published, to which more are added."""
+    tries: list[float] = []
+    publish = connection.publish_dispatch
+
+    async def counted(message: dispatch_pb2.Dispatch) -> None:
+        tries.append(asyncio.get_running_loop().time())
+        await publish(message)
+
+    monkeypatch.setattr(connection, "publish_dispatch", counted)
+    return tries
+
+
 async def test_what_was_published_outlives_any_one_server(
-    connection: Bus, nats_cluster: NatsCluster
+    connection: Bus, nats_cluster: NatsCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert await copies(connection) == {"WORK": 3, "EVENTS": 3, "KV_executors": 3}
     for number in range(3):
         await through_faults(
             lambda number=number: connection.publish_dispatch(dispatch(f"{number}"))
         )
+    puller = await connection.pull_from(POOL)
     leader = await leader_of(connection, nats_cluster)
+    tries = count_tries(connection, monkeypatch)
     nats_cluster.members[leader].kill()
-    await through_faults(lambda: connection.publish_dispatch(dispatch("3")))
+    queues = Queues(connection, _Leading(), SystemClock())  # type: ignore[arg-type]
+    assert await queues.publish(1, [dispatch("3")]) == 1
+    # For as long as nobody led it was tried again and again: who waits learns of a leader at once.
+    assert len(tries) > 1.5 * (tries[-1] - tries[0])
     # It lost its disk, and is filled again by the others; then one of those may go.
     nats_cluster.members[leader].wipe()
     nats_cluster.restart(leader)
@@ -114,7 +142,7 @@ async def test_what_was_published_outlives_any_one_server(
 
     await eventually(caught_up, within_seconds=ELECTION_SECONDS)
     nats_cluster.members[await leader_of(connection, nats_cluster)].freeze()
-    assert await taken(connection, 4) == {"0", "1", "2", "3"}
+    assert await taken(connection, 4, puller) == {"0", "1", "2", "3"}
     nats_cluster.members[leader].thaw()
 
 
