@@ -50,11 +50,14 @@ def test_it_says_why_it_waits_and_a_cancel_ends_it(up: RunningUp) -> None:
     def shown() -> openai.types.Batch:
         return client.batches.retrieve(batch.id)
 
+    def reason() -> str:
+        return (shown().model_extra or {})["nightshift"]["reason"] or ""
+
     wait_until(lambda: shown().request_counts.completed > 20, 30)
     for kind in ("file", "index"):
         for blob in (up.data / "blobs" / "default" / kind).iterdir():
             blob.unlink()
-    wait_until(lambda: file.id in (shown().nightshift["reason"] or ""), 30)
+    wait_until(lambda: file.id in (reason()), 30)
     # Looked for again after 5 s, and not by each chunk as fast as it can.
     assert opened(up) < 10
 

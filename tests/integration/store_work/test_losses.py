@@ -188,6 +188,21 @@ async def test_it_ends_when_it_is_told_to_with_what_is_there(store: Store, end: 
     assert await checked(store) == []
 
 
+async def test_what_waits_for_its_input_ends_on_time(store: Store) -> None:
+    batch_id = await store.batch(2, window_seconds=6)
+    _, token = await opened(store, batch_id, 2)
+    await input_taken(store, batch_id)
+    store.clock.advance(4)
+    with pytest.raises(LostError):
+        await store.lines(token, [(0, 2)])
+    store.clock.advance(2)
+    await store.turn()
+    # Before the input would be looked for again.
+    store.clock.advance(2)
+    await store.turn()
+    assert (await store.get(batch_id)).status == EXPIRED
+
+
 @pytest.mark.parametrize("gone", [0, 1])
 async def test_what_is_left_of_an_input_in_parts_is_named(store: Store, gone: int) -> None:
     texts = [chat_line(f"r{number}") for number in range(6)]

@@ -1,12 +1,13 @@
 """Results and files that are gone: how a batch ends without them, and what is told of them."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 
 from protos.nightshift.v1 import batches_pb2
-from services.kit.errors import LostError, NotFoundError
+from services.kit.errors import LostError, NotFoundError, UnavailableError
 from services.store import salvage
 from services.store.models import blobs, files, segments
 from services.store.results_repo import INLINE_BYTES
@@ -40,9 +41,11 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- results ------------------------------------------------------------------------------------
 
 
-async def with_lost_results(store: Store, lines: int = 4) -> tuple[str, str, bytes]:
+async def with_lost_results(
+    store: Store, lines: int = 4, *, window_seconds: int = DAY
+) -> tuple[str, str, bytes]:
     """A batch of which all is done, and the results of lines 1 and 2 (a failure) are gone."""
-    batch_id = await store.batch(lines)
+    batch_id = await store.batch(lines, window_seconds=window_seconds)
     _, token = await opened(store, batch_id, lines)
     await store.finish(token, [1, 2], batch_id, answer="x" * INLINE_BYTES, failed=[2])
     rest = [line for line in range(lines) if line not in (1, 2)]
@@ -85,6 +88,17 @@ async def test_results_that_are_lost_end_as_errors(store: Store, end: int, cut_s
     assert await checked(store) == []
 
 
+async def test_a_batch_that_waits_for_its_results_ends_on_time(store: Store) -> None:
+    batch_id, _, _ = await with_lost_results(store, window_seconds=100)
+    for seconds in (5, 10, 20, 40, 24):
+        await store.turn()
+        assert (await store.get(batch_id)).status == FINALIZING
+        store.clock.advance(seconds)
+    store.clock.advance(1)
+    await store.turn()
+    assert (await store.get(batch_id)).status == COMPLETED
+
+
 async def test_results_and_input_may_be_lost_together(store: Store) -> None:
     batch_id, _, _ = await with_lost_results(store)
     await input_taken(store, batch_id)
@@ -103,7 +117,7 @@ async def test_what_is_only_away_is_not_lost(store: Store, monkeypatch: pytest.M
         await put_back(store, name, content)
 
     with monkeypatch.context() as patched:
-        patched.setattr(salvage.asyncio, "sleep", back)
+        patched.setattr(asyncio, "sleep", back)
         await store.cancel(batch_id)
         await store.turn()
     assert (await store.get(batch_id)).status == CANCELLING
@@ -120,6 +134,8 @@ async def test_a_directory_that_is_away_loses_nothing(store: Store, tmp_path: Pa
     place = store.context.settings.data_dir / "blobs"
     away = place.rename(tmp_path / "away")
     place.mkdir()
+    with pytest.raises(UnavailableError):
+        await store.download((await store.get(batch_id)).input_file_id)
     await store.cancel(batch_id)
     await store.turn()
     batch = await store.get(batch_id)
