@@ -267,6 +267,29 @@ async def test_work_goes_on_when_the_store_was_away(fleet: Fleet) -> None:
     await fleet.settled()
 
 
+async def test_nothing_is_taken_while_the_store_does_not_answer(fleet: Fleet) -> None:
+    """What it cannot open goes back once, and not again and again: others may reach the store."""
+
+    async def delivered() -> int:
+        info = await fleet.bus._jetstream.consumer_info("WORK", subjects.durable_of(POOL))
+        return info.delivered.consumer_seq if info.delivered else 0
+
+    first = fleet.work.add_chunk(lines(2), pool_id=POOL)
+    await fleet.publish(first)
+    await fleet.start()
+    await eventually(lambda: fleet.work.chunks[first.chunk_id].done)
+    fleet.work.away = True
+    second = fleet.work.add_chunk(lines(2), pool_id=POOL, first=10)
+    await fleet.publish(second)
+    before = await eventually(delivered)
+    until = time.monotonic() + 2
+    await eventually(lambda: time.monotonic() > until)
+    assert await delivered() - before <= 3
+    fleet.work.away = False
+    await eventually(lambda: fleet.work.chunks[second.chunk_id].done)
+    await fleet.settled()
+
+
 async def test_lines_run_on_while_the_store_is_away_for_longer_than_messages_wait(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,6 +43,18 @@ async def test_what_has_not_started_goes_elsewhere_at_once_and_what_runs_may_fin
     await fleet.settled()
 
 
+async def test_who_is_leaving_begins_no_line(fleet: Fleet) -> None:
+    texts = [chat_line(f"line-{n}", x_simulate={"delay_ms": 1_000}) for n in range(8)]
+    dispatch = fleet.work.add_chunk(texts, pool_id=POOL)
+    await fleet.publish(dispatch)
+    executor = await fleet.start(engine=SimulatedEngine(seats=1), drain_seconds=20.0)
+    await eventually(lambda: executor.runner.in_flight == 1)
+    await fleet.stop()
+    # What was in the engine, and what may have followed it before the word to stop was there.
+    assert 1 <= len(fleet.work.chunks[dispatch.chunk_id].results) <= 2
+    assert fleet.work.named("HandBack")
+
+
 class StubbornEngine(SimulatedEngine):
     """A fake engine that neither lets lines go nor ends."""
 

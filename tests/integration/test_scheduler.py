@@ -9,6 +9,7 @@ from pathlib import Path
 
 import nats
 import pytest
+from nats.aio.msg import Msg
 
 from protos.nightshift.v1 import common_pb2, dispatch_pb2
 from services.kit import bus, rpc, subjects
@@ -62,10 +63,10 @@ class World:
     stack: contextlib.AsyncExitStack
 
     async def scheduler(
-        self, name: str, *, tick_seconds: float = 60.0, nats_url: str = ""
+        self, name: str, *, tick_seconds: float = 60.0, nats_url: str = "", replicas: int = 1
     ) -> "RunningScheduler":
         """Start a scheduler; it is stopped at the end, if not before."""
-        connection = await bus.connect(nats_url or self.nats_server.url, name)
+        connection = await bus.connect(nats_url or self.nats_server.url, name, replicas=replicas)
         self.stack.push_async_callback(connection.close)
         channel = rpc.open_channel(f"127.0.0.1:{self.store_port}")
         self.stack.push_async_callback(channel.close)
@@ -301,6 +302,33 @@ async def test_a_broker_made_anew_only_delays(world: World) -> None:
         world.work.add_batch("batch_2", POOL, 10)
         await eventually(lambda: _told(world, "batch_2"))
         await eventually(lambda: lines_of(executor) == 20, within_seconds=20)
+
+
+async def test_a_queue_that_cannot_be_made_is_asked_for_ever_more_rarely(world: World) -> None:
+    client = await nats.connect(world.nats_server.url)
+    asked: list[str] = []
+
+    async def note(message: Msg) -> None:
+        asked.append(message.subject)
+
+    await client.subscribe("$JS.API.STREAM.CREATE.>", cb=note)
+    await world.bus._jetstream.delete_stream(bus.WORK_STREAM)
+    # One server keeps no three copies.
+    await world.scheduler("one", replicas=3)
+    await eventually(lambda: asked)
+    executor = ScriptedPuller(world.bus, POOL)
+    words, until = 0, asyncio.get_running_loop().time() + 2
+
+    async def said() -> bool:
+        nonlocal words
+        words += 1
+        await world.bus.say_room(executor.word())
+        return asyncio.get_running_loop().time() > until
+
+    await eventually(said, every_seconds=0.02)
+    assert words > 20
+    assert len(asked) <= 10
+    await client.close()
 
 
 async def test_chunks_left_by_a_former_leader_take_room(world: World) -> None:

@@ -102,6 +102,17 @@ async def test_after_a_clock_was_set_back_the_lost_are_found_all_the_same(store:
     assert [each.line_count for each in await store.reclaim()] == [4]
 
 
+async def test_a_chunk_from_before_the_clock_was_set_back_is_found_where_its_message_was_lost(
+    store: Store,
+) -> None:
+    (dispatch,) = await store.cut((await store.batch(4), 4))
+    store.clock.set_by(-HOUR)
+    store.context.db.look()
+    await store.lead("scheduler-1")
+    (raised,) = await store.reclaim()
+    assert (raised.chunk_id, raised.dispatch) == (dispatch.chunk_id, 2)
+
+
 async def test_deadlines_follow_the_time(store: Store) -> None:
     batch, _, _ = await begun(store)
     store.clock.set_by(25 * HOUR)
