@@ -54,6 +54,8 @@ IN_PROGRESS_SECONDS: Final = 3.0
 # A publish that gets no answer is repeated under the same id, so that a short wait costs nothing
 # and a broker that comes back is used at once.
 _ANSWER_SECONDS: Final = 2.0
+# Different faults of one outage that are logged.
+_MOST_TOLD: Final = 8
 # One that was on its way to a server that died is worth repeating sooner: work waits for it.
 _DISPATCH_ANSWER_SECONDS: Final = 1.0
 
@@ -212,26 +214,29 @@ async def connect(url: str, name: str, *, replicas: int = 1) -> Bus:
         name: shown in the broker's own monitoring.
         replicas: servers that keep each stream, of those that form the cluster.
     """
-    last_error = ""
+    told: set[str] = set()
     servers = parse_bus_urls(url)
     # As they are told to logs: without what comes before an @.
     named = ", ".join(server.rpartition("@")[2].rpartition("//")[2] for server in servers)
 
     async def on_error(error: Exception) -> None:
         # Each of the attempts to reconnect fails alike: one line an outage says it all.
-        nonlocal last_error
         text = str(error) or type(error).__name__
-        if text != last_error:
-            _log.warning("bus_error", error=text, servers=named)
-        last_error = text
+        if text in told or len(told) >= _MOST_TOLD:
+            return
+        told.add(text)
+        mend = {}
+        if "authorization" in text.lower():
+            # No class of its own where it happens while connecting.
+            mend["mend"] = "let NIGHTSHIFT_NATS_URL name a user and password that the server knows"
+        _log.warning("bus_error", error=text, servers=named, **mend)
 
     async def on_disconnected() -> None:
         if not client.is_draining and not client.is_closed:
             _log.warning("bus_disconnected")
 
     async def on_reconnected() -> None:
-        nonlocal last_error
-        last_error = ""
+        told.clear()
         _log.info("bus_reconnected")
 
     client = await nats.connect(

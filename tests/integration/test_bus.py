@@ -1,16 +1,20 @@
 """The bus against a real nats-server."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import nats
 import pytest
+import structlog
 from nats.aio.client import Client as NatsClient
 
 from protos.nightshift.v1 import dispatch_pb2
 from services.kit import bus, subjects
 from services.kit.bus import Bus, BusFault
 from services.kit.ids import pool_id_of
+from services.kit.tasks import end
 from tests.kit.eventually import eventually
 from tests.kit.nats_server import NatsServer
 
@@ -268,3 +272,21 @@ async def test_connecting_waits_for_the_broker(nats_server: NatsServer) -> None:
     connection = await connecting
     assert connection.connected
     await connection.close()
+
+
+async def test_a_password_that_is_refused_is_told_once_and_not_shown(tmp_path: Path) -> None:
+    server = NatsServer(tmp_path, "--user", "us", "--pass", "right")
+    server.start()
+    url = server.url.replace("//", "//us:hidden@")
+    with structlog.testing.capture_logs() as logs:
+        connecting = asyncio.create_task(bus.connect(url, "refused"))
+        # By then it has tried several times.
+        began = time.monotonic()
+        await eventually(lambda: time.monotonic() > began + 1.2)
+    await end(connecting)
+    server.stop()
+    errors = [line["error"] for line in logs if line["event"] == "bus_error"]
+    assert errors
+    assert len(errors) == len(set(errors))
+    assert any("NIGHTSHIFT_NATS_URL" in line.get("mend", "") for line in logs)
+    assert "hidden" not in str(logs)

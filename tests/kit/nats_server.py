@@ -18,9 +18,13 @@ STOP_SECONDS: Final = 5.0
 class NatsServer:
     """One nats-server process; started again it keeps its port and its store."""
 
-    def __init__(self, folder: Path) -> None:
-        """Keep store, log and port file below `folder`; runs nothing until `start`."""
+    def __init__(self, folder: Path, *more: str) -> None:
+        """Keep store, log and port file below `folder`; runs nothing until `start`.
+
+        `more` are arguments of the server.
+        """
         self._folder = folder
+        self._more = more
         self._process: subprocess.Popen[bytes] | None = None
         self._port = -1
 
@@ -51,6 +55,7 @@ class NatsServer:
                     *("--addr", "127.0.0.1", "--port", str(self._port)),
                     *("--jetstream", "--store_dir", str(self._folder / "store")),
                     *("--ports_file_dir", str(self._folder)),
+                    *self._more,
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
