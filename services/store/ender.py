@@ -17,7 +17,7 @@ from services.store.blobs.base import BlobMissingError
 from services.store.context import Context
 from services.store.domain import output
 from services.store.domain.state import BatchStatus
-from services.store.input_reader import InputReader
+from services.store.input_reader import IndexPendingError, InputReader
 from services.store.models import EXPIRY_WHERE, STOPPING_WHERE, batches
 from services.store.results_repo import Frame
 from services.store.seal import seal
@@ -134,8 +134,12 @@ class Ender:
         while rows := await self._context.db.read(
             lambda connection: quarantine.poison(connection, most, self._context.now_ms())
         ):
-            for row in rows:
-                given_up += await self._give_up_one(row)
+            try:
+                for row in rows:
+                    given_up += await self._give_up_one(row)
+            except IndexPendingError:
+                # Cancels and deadlines must not wait for it.
+                break
         return given_up
 
     async def _give_up_one(self, chunk: Row) -> int:
@@ -150,7 +154,7 @@ class Ender:
 
     async def _failure(self, chunk: Row) -> Frame:
         """The result that the store writes itself for the single line of a chunk."""
-        index = await self._reader.index(chunk.index_blob)
+        index = await self._reader.index(chunk.index_blob, patient=False)
         parts = [(name, size) for name, size in chunk.input_parts]
         ids: list[bytes | None] = []
         async for _, some in input_lines.custom_ids(

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from services.kit.clock import Clock
+from services.kit.errors import UnavailableError
 from services.store.blobs.base import BlobDamagedError, BlobMissingError, Blobs
 from services.store.domain.line_index import IndexFormatError, LineIndex
 
@@ -17,6 +18,7 @@ _INDEX_READ_BYTES = 64 * 1024 * 1024
 _LOST_SECONDS: Final = 4.0
 """An index that cannot be had is not asked for again before; less than the shortest wait for it."""
 _MOST_LOST: Final = 1_000
+_PENDING_SECONDS: Final = 0.5
 
 
 async def read_span(blobs: Blobs, parts: Parts, offset: int, length: int) -> bytes:
@@ -65,6 +67,10 @@ MakeAgain = Callable[[str], Awaitable[LineIndex]]
 """Returns the index of a name whose blob is lost. Raises BlobMissingError."""
 
 
+class IndexPendingError(UnavailableError):
+    """The index is being made again, which may take as long as an upload."""
+
+
 class InputReader:
     """Line indexes, the last used ones kept in memory."""
 
@@ -73,40 +79,61 @@ class InputReader:
         self._blobs = blobs
         self._make_again = make_again
         self._clock = clock
+        # Goes on when those who asked for it have gone: it may take longer than any of their calls.
+        self._making: dict[str, asyncio.Task[LineIndex]] = {}
         # Of those that cannot be made again: until when that is not tried, and why.
         self._lost: dict[str, tuple[float, BlobMissingError]] = {}
         self._cache: OrderedDict[str, tuple[LineIndex, int]] = OrderedDict()
         self._cached_bytes = 0
         self._loading: dict[str, asyncio.Lock] = {}
 
-    async def index(self, name: str) -> LineIndex:
+    async def index(self, name: str, *, patient: bool = True) -> LineIndex:
         """Return the line index stored as blob `name`.
+
+        Args:
+            name: of the blob.
+            patient: whether to wait until one that is lost has been made again.
 
         Raises:
             BlobMissingError: it is lost, and the input that it would be made of again.
+            IndexPendingError: it is being made again, and the caller is not patient.
         """
         if name in self._cache:
             self._cache.move_to_end(name)
             return self._cache[name][0]
+        patience = 0.0 if name in self._making else _PENDING_SECONDS
         lock = self._loading.setdefault(name, asyncio.Lock())
         try:
             async with lock:
-                if name not in self._cache:
+                if name not in self._cache and name not in self._making:
                     await self._load(name)
-                return self._cache[name][0]
         finally:
             self._loading.pop(name, None)
+        making = self._making.get(name)
+        if making is None:
+            return self._cache[name][0]
+        if not patient:
+            done, _ = await asyncio.wait({making}, timeout=patience)
+            if not done:
+                raise IndexPendingError("The line index of this input is being made again.")
+        return await asyncio.shield(making)
 
     async def _load(self, name: str) -> None:
+        """Read an index, or begin to make it again."""
         until, why = self._lost.get(name, (0.0, None))
         if why is not None and self._clock.monotonic() < until:
             raise BlobMissingError(why.name)
         try:
             data = await read_whole(self._blobs, name)
-            index, size = LineIndex.from_bytes(data), len(data)
+            index = LineIndex.from_bytes(data)
         except (BlobMissingError, IndexFormatError):
-            index = await self._again(name)
-            size = sum(len(piece) for piece in index.pieces())
+            making = asyncio.create_task(self._again(name))
+            self._making[name] = making
+            making.add_done_callback(lambda done: self._made(name, done))
+        else:
+            self._keep(name, index, len(data))
+
+    def _keep(self, name: str, index: LineIndex, size: int) -> None:
         self._cache[name] = (index, size)
         self._cached_bytes += size
         while self._cached_bytes > _CACHED_BYTES and len(self._cache) > 1:
@@ -122,4 +149,11 @@ class InputReader:
             self._lost[name] = (self._clock.monotonic() + _LOST_SECONDS, error)
             raise
         self._lost.pop(name, None)
+        self._keep(name, index, sum(len(piece) for piece in index.pieces()))
         return index
+
+    def _made(self, name: str, making: "asyncio.Task[LineIndex]") -> None:
+        del self._making[name]
+        # Nobody may be left who asked for it.
+        if not making.cancelled():
+            making.exception()

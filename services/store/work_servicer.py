@@ -22,7 +22,7 @@ from services.store.context import Context
 from services.store.domain import results
 from services.store.domain.line_index import LineIndex
 from services.store.engines_repo import EngineNotes
-from services.store.input_reader import InputReader
+from services.store.input_reader import IndexPendingError, InputReader
 
 _Context = Any  # ServicerContext is generic in its stubs only
 
@@ -126,14 +126,17 @@ class WorkServicer(work_pb2_grpc.WorkServicer):
         return await self._context.db.write("chunk.cut", cut_all)
 
     async def _indexes(self, names: dict[str, str]) -> dict[str, LineIndex]:
-        """Return the line index of each batch, without those whose input is lost as well.
+        """Return the line index of each batch that can be had.
 
-        Such a batch waits for the operator, and nobody waits for it.
+        One without it waits, perhaps for the operator, and nobody waits for it.
         """
         found = {}
         for batch_id, name in names.items():
             try:
-                found[batch_id] = await self._reader.index(name)
+                # Others need not wait for one that is being made again.
+                found[batch_id] = await self._reader.index(name, patient=False)
+            except IndexPendingError:
+                continue
             except BlobMissingError as error:
                 await losses.put_off(self._context, batch_id, error)
         return found
