@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -75,6 +76,39 @@ def test_a_released_migration_is_as_it_was(schema: str, tmp_path: Path) -> None:
         rows = made.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL")
         found = {name: sql for name, sql in rows if not name.startswith("sqlite_")}
     assert found == released(schema).made
+
+
+@pytest.mark.parametrize("schema", SCHEMAS)
+def test_no_value_is_lost_on_the_way(schema: str, new_database: str, tmp_path: Path) -> None:
+    """A migration that changes one on purpose says so here."""
+    released(schema).load(new_database, tmp_path)
+    database = Database(new_database)
+    try:
+        before = database.run(_values)
+        migrate.upgrade(database.writer_engine, 1)
+        after = database.run(_values)
+    finally:
+        database.close()
+    del before["alembic_version"]
+    for table, rows in before.items():
+        columns = rows[0].keys() if rows else ()
+        kept = [{name: row[name] for name in columns} for row in after[table]]
+        assert kept == rows, table
+
+
+def _values(connection: sa.Connection) -> dict[str, list[dict[str, Any]]]:
+    """Return all rows of all tables, in the order of their keys."""
+    found = sa.MetaData()
+    found.reflect(connection)
+    return {
+        table.name: [
+            dict(row)
+            for row in connection.execute(
+                sa.select(table).order_by(*table.primary_key.columns)
+            ).mappings()
+        ]
+        for table in found.sorted_tables
+    }
 
 
 @pytest.mark.parametrize("schema", SCHEMAS)
