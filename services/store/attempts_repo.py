@@ -99,6 +99,13 @@ _OPEN_OF_CHUNK: Final = (
 )
 
 
+def expect(connection: sa.Connection, token: str, num_delivered: int) -> None:
+    """Note up to which delivery its message may come again though its holder lives."""
+    connection.execute(
+        attempts.update().where(attempts.c.token == token).values(num_delivered=num_delivered)
+    )
+
+
 def open_of_chunk(connection: sa.Connection, chunk_id: str) -> list[Row]:
     """Return the open attempts of a chunk, by number."""
     return list(connection.execute(_OPEN_OF_CHUNK, {"chunk_id": chunk_id}))

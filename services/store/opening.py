@@ -77,7 +77,8 @@ def open_attempt(
 
     A message that comes again takes over from the attempt that it made before: what was in the
     engine of one that fell silent is put apart. But where it may have come again because the store
-    was away, the attempt goes on for as long as it beats.
+    was away, the attempt goes on for as long as it beats; and so it does where the broker forgot
+    that it had delivered the message, and delivers it as if it had not.
     """
     batch = connection.execute(_BATCH_OF_CHUNK, {"chunk_id": delivery.chunk_id}).first()
     if batch is None:
@@ -90,12 +91,9 @@ def open_attempt(
         # Its input could not be read; see `losses`.
         return Busy(left_ms=batch.retry_ms - now_ms)
     opened_before = attempts_repo.open_of_chunk(connection, chunk.id)
-    for other in opened_before:
-        if leases.end_ms(other.lease_until_ms) > now_ms and _same_delivery(other, delivery):
-            return _opened(connection, chunk, other)
-        left_ms = _left(other, delivery, leases, now_ms)
-        if left_ms > 0:
-            return Busy(left_ms=left_ms)
+    standing = _standing(connection, chunk, opened_before, delivery, leases=leases, now_ms=now_ms)
+    if standing is not None:
+        return standing
     if opened_before:
         _take_over(connection, opened_before, leases=leases, new_id=new_id, now_ms=now_ms)
         chunk = _chunk(connection, chunk.id)
@@ -147,18 +145,49 @@ def _gone(batch: Row, chunk: Row, delivery: Delivery, now_ms: int) -> Gone | Non
     return None
 
 
+def _standing(
+    connection: sa.Connection,
+    chunk: Row,
+    others: Sequence[Row],
+    delivery: Delivery,
+    *,
+    leases: Leases,
+    now_ms: int,
+) -> Opened | Busy | None:
+    """Return what a delivery is told where one of the open attempts goes on."""
+    for other in others:
+        if leases.end_ms(other.lease_until_ms) > now_ms and _same_delivery(other, delivery):
+            return _opened(connection, chunk, other)
+        left_ms = _left(other, delivery, leases, now_ms)
+        if left_ms > 0:
+            if _is_repeated(other, delivery):
+                # Told to wait, it comes again for that only.
+                attempts_repo.expect(connection, other.token, delivery.num_delivered + 1)
+            return Busy(left_ms=left_ms)
+    return None
+
+
 def _same_delivery(attempt: Row, delivery: Delivery) -> bool:
     return bool(
         attempt.dispatch == delivery.dispatch
         and attempt.executor_id == delivery.executor_id
         and attempt.incarnation == delivery.incarnation
-        and attempt.num_delivered == delivery.num_delivered
+        and _is_repeated(attempt, delivery)
     )
+
+
+def _is_repeated(attempt: Row, delivery: Delivery) -> bool:
+    """Whether a delivery tells nothing of an attempt's holder: one after its own would.
+
+    Numbers begin anew where a consumer is made again, or a broker was killed before it had noted
+    whom it gave the message to.
+    """
+    return bool(delivery.num_delivered <= max(1, attempt.num_delivered))
 
 
 def _left(other: Row, delivery: Delivery, leases: Leases, now_ms: int) -> int:
     """How much longer an open attempt keeps off this delivery; not positive if it does not."""
-    if delivery.num_delivered <= 1:
+    if _is_repeated(other, delivery):
         return leases.end_ms(other.lease_until_ms) - now_ms
     if other.opened_ms < leases.heard_since_ms:
         return leases.last_sign_ms(other.lease_until_ms) + SILENT_MS - now_ms

@@ -314,25 +314,30 @@ async def test_lines_run_on_while_the_store_is_away_for_longer_than_messages_wai
     assert len(fleet.work.named("OpenAttempt")) == 1
 
 
-async def test_a_message_that_comes_again_to_its_holder_is_opened_no_second_time(
-    fleet: Fleet,
+async def test_a_broker_that_dies_before_it_noted_its_deliveries_has_nothing_run_twice(
+    fleet: Fleet, nats_server: NatsServer, tmp_path: Path
 ) -> None:
-    """A consumer that is made anew remembers nobody, and delivers once more what is held."""
-    dispatch = fleet.work.add_chunk(
-        [chat_line("slow", x_simulate={"delay_ms": 3_000})], pool_id=POOL
-    )
-    await fleet.publish(dispatch)
+    """It notes them a tenth of a second late, and delivers anew what it had not noted."""
+    dispatches = [
+        fleet.work.add_chunk(
+            [chat_line(f"slow-{n}", x_simulate={"delay_ms": 4_000})], pool_id=POOL, first=n
+        )
+        for n in range(4)
+    ]
+    await fleet.publish(*dispatches)
+    nats_server.stop()
+    nats_server.save(tmp_path / "before")
+    nats_server.start()
     executor = await fleet.start()
-    await eventually(lambda: executor.runner.in_flight == 1)
-    [attempt] = executor.attempts
-    before = attempt.delivery
-    await fleet.bus._jetstream.delete_consumer("WORK", subjects.durable_of(POOL))
-    await fleet.bus.ensure_consumer(POOL)
-    await eventually(lambda: attempt.delivery is not before)
-    assert executor.runner.in_flight == 1
+    await eventually(lambda: executor.runner.in_flight == len(dispatches))
+    held = {attempt: attempt.delivery for attempt in executor.attempts}
+    nats_server.kill()
+    nats_server.put_back(tmp_path / "before")
+    nats_server.start()
+    await eventually(lambda: all(one.delivery is not was for one, was in held.items()))
     await fleet.settled()
-    assert len(fleet.work.named("OpenAttempt")) == 1
-    assert fleet.work.chunks[dispatch.chunk_id].results_seen == 1
+    assert len(fleet.work.named("OpenAttempt")) == len(dispatches)
+    assert [chunk.results_seen for chunk in fleet.work.chunks.values()] == [1] * len(dispatches)
 
 
 async def test_work_goes_on_when_the_broker_was_killed(

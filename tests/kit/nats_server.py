@@ -86,6 +86,16 @@ class NatsServer:
         assert self._process is None, "still running"
         shutil.rmtree(self._folder / "store")
 
+    def save(self, to: Path) -> None:
+        """Copy all that it stored to a new folder; it must not be running."""
+        assert self._process is None, "still running"
+        shutil.copytree(self._folder / "store", to)
+
+    def put_back(self, saved: Path) -> None:
+        """Let it have stored what `save` copied, and nothing since; it must not be running."""
+        self.wipe()
+        shutil.copytree(saved, self._folder / "store")
+
     def stop(self) -> None:
         """End it in order, or by SIGKILL after `STOP_SECONDS`."""
         if self._process is None:

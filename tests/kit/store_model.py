@@ -107,9 +107,11 @@ class Model:
         if not chunk.batch.runs(at.now_ms) or chunk.done or chunk.dispatch != delivery.dispatch:
             return "gone"
         for other in chunk.opened():
-            if at.live(other.until_ms) and other.delivery == delivery:
+            if at.live(other.until_ms) and other.is_for(delivery):
                 return other
             if other.keeps_off(delivery, at):
+                if other.repeated(delivery):
+                    other.expected = delivery.number + 1
                 return "busy"
         self._lose_lives([each for each in chunk.opened() if at.silent(each.until_ms)], at)
         for attempt in chunk.opened():

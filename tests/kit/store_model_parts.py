@@ -61,15 +61,31 @@ class Attempt:
     lines: set[int]
     token: str = ""
     open: bool = True
+    expected: int = 0
+    """Number of the delivery that comes because an earlier one was told to wait."""
 
     @property
     def dispatch(self) -> int:
         """Which dispatch of its chunk it is of."""
         return self.delivery.dispatch
 
+    def repeated(self, delivery: Delivery) -> bool:
+        """Whether a delivery says nothing of its holder."""
+        return delivery.number <= max(1, self.delivery.number, self.expected)
+
+    def is_for(self, delivery: Delivery) -> bool:
+        """Whether a delivery is what it was opened for, once more."""
+        ours, theirs = self.delivery, delivery
+        same = (ours.dispatch, ours.executor, ours.incarnation) == (
+            theirs.dispatch,
+            theirs.executor,
+            theirs.incarnation,
+        )
+        return same and self.repeated(delivery)
+
     def keeps_off(self, delivery: Delivery, at: Moment) -> bool:
         """Whether it goes on, so that another delivery must wait."""
-        if delivery.number <= 1:
+        if self.repeated(delivery):
             return at.live(self.until_ms)
         # Where the store was away, the message may have come again for that only.
         return self.opened_ms < at.since_ms and not at.silent(self.until_ms)

@@ -33,6 +33,33 @@ async def test_another_executor_is_told_how_long_the_first_one_has(store: Store)
     assert (await store.open(dispatch, "e1")).attempt == 2
 
 
+async def test_a_message_that_was_told_to_wait_takes_nothing_when_it_comes_again(
+    store: Store,
+) -> None:
+    """A broker that forgot whom it gave a message gives it to somebody else, as if never before."""
+    batch_id = await store.batch(3)
+    (dispatch,) = await store.cut((batch_id, 3))
+    first = await store.open(dispatch, delivered=2)
+    for number in (1, 2, 3, 4):
+        busy = await store.deliver(dispatch, "e1", delivered=number)
+        assert busy.busy.retry_after_ms == LEASE_SECONDS * 1000
+        store.clock.advance(LEASE_SECONDS - 1)
+        assert await store.beat({first.token: [(0, 3)]}) == {}
+    assert (await store.open(dispatch, delivered=5)).token == first.token
+    # Its holder has had that one: if it comes again, he lost it.
+    assert (await store.open(dispatch, "e1", delivered=6)).attempt == 2
+
+
+async def test_who_waits_for_a_holder_that_dies_has_its_lines_when_the_lease_ends(
+    store: Store,
+) -> None:
+    (dispatch,) = await store.cut((await store.batch(3), 3))
+    await store.open(dispatch)
+    busy = await store.deliver(dispatch, "e1")
+    store.clock.advance(busy.busy.retry_after_ms / 1000)
+    assert (await store.open(dispatch, "e1", delivered=2)).attempt == 2
+
+
 async def test_a_message_that_comes_again_takes_over_from_a_live_attempt(store: Store) -> None:
     batch_id = await store.batch(3)
     (dispatch,) = await store.cut((batch_id, 3))
