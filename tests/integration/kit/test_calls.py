@@ -7,6 +7,7 @@ import pytest
 
 from services.kit import errors, rpc
 from services.kit.interceptors import ErrorsInterceptor
+from services.kit.settings import SettingsError
 from tests.integration.kit import echo
 
 pytestmark = pytest.mark.integration
@@ -79,7 +80,7 @@ async def test_a_restarting_service_is_waited_for() -> None:
 async def test_a_port_is_bound_once() -> None:
     server = await echo.start(echo.Raising(), [])
     try:
-        with pytest.raises(RuntimeError):
+        with pytest.raises(SettingsError, match="Address already in use"):
             await echo.start(echo.Raising(), [], f"127.0.0.1:{server.port}")
     finally:
         await server.drain(0)

@@ -32,18 +32,21 @@ import grpc
 from protos.nightshift.v1 import batches_pb2, batches_pb2_grpc, files_pb2, files_pb2_grpc
 from services.kit import rpc, service
 
+# A service reads no words.
+ADDRESS = sys.argv.pop()
+
 class Store(batches_pb2_grpc.BatchesServicer, files_pb2_grpc.FilesServicer):
     async def GetBatch(self, request, context):
         if request.batch_id == "slow":
             await asyncio.sleep(1.5)
-        return batches_pb2.GetBatchResponse(batch=batches_pb2.Batch(id=sys.argv[1]))
+        return batches_pb2.GetBatchResponse(batch=batches_pb2.Batch(id=ADDRESS))
 
     async def CreateBatch(self, request, context):
-        return batches_pb2.CreateBatchResponse(batch=batches_pb2.Batch(id=sys.argv[1]))
+        return batches_pb2.CreateBatchResponse(batch=batches_pb2.Batch(id=ADDRESS))
 
     async def ReadFile(self, request, context):
         for _ in range(20):
-            yield files_pb2.ReadFileResponse(data=sys.argv[1].encode())
+            yield files_pb2.ReadFileResponse(data=ADDRESS.encode())
             await asyncio.sleep(0.05)
 
 async def serve(stopping):
@@ -53,7 +56,7 @@ async def serve(stopping):
         "Files": files_pb2_grpc.add_FilesServicer_to_server,
     }
     entries = [rpc.ServiceEntry(f"nightshift.v1.{name}", store, adders[name]) for name in adders]
-    server = await rpc.start_server(sys.argv[1], entries, [])
+    server = await rpc.start_server(ADDRESS, entries, [])
     await stopping.wait()
     await server.drain(5)
 
