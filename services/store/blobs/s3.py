@@ -188,6 +188,15 @@ class S3Blobs(Blobs):
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def _read(self, name: str, offset: int, length: int) -> bytes:
+        try:
+            return await self._read_range(name, offset, length)
+        except BlobMissingError:
+            # Whatever lies on the way may answer so. Where the bucket is, it can be listed.
+            with told(name):
+                await anext(aiter(obstore.list(self._store, chunk_size=1)), None)
+            raise
+
+    async def _read_range(self, name: str, offset: int, length: int) -> bytes:
         with told(name):
             try:
                 found = await obstore.get_range_async(
