@@ -78,10 +78,10 @@ class Copier:
 
         Args:
             names: of the blobs.
-            may_lack: those that may be gone; None stands for any but not all.
+            may_lack: those that may be gone; None stands for any.
 
         Raises:
-            CopyError: one is gone, all are, or one is not as long as its place says.
+            CopyError: one is gone or not as long as its place says.
             UnavailableError: one cannot be read or written now.
         """
         self._may_lack = may_lack
@@ -93,11 +93,6 @@ class Copier:
             # The others were told to stop, or met the same.
             raise errors.exceptions[0] from None
         self._told(self._blobs, self._bytes)
-        if self._missing and not self._blobs:
-            raise CopyError(
-                f"none of {len(self._missing)} blobs is there: look whether the disk with blobs/ "
-                "is mounted, and whether the settings name the right place"
-            )
         missing = tuple(sorted(self._missing))
         return Copied(blobs=self._blobs, bytes=self._bytes, kept=self._kept, missing=missing)
 

@@ -12,12 +12,13 @@ import sqlalchemy as sa
 from services.kit import failpoints
 from services.store import migrate
 from services.store.backup import snapshot, tables
-from services.store.backup.copying import Copied, Copier
+from services.store.backup.copying import Copied, Copier, CopyError
 from services.store.backup.hold import Hold
 from services.store.backup.place import FORMAT, BackupError, Facts, Place, sha256
 from services.store.backup.settle import settle
 from services.store.blobs.local import LocalBlobs
-from services.store.blobs.reader import FolderReader, blob_reader
+from services.store.blobs.place import folder_of
+from services.store.blobs.reader import UNFINISHED, FolderReader, blob_reader
 from services.store.checkup.database_check import check_known
 from services.store.database import Database
 from services.store.models import blobs
@@ -40,7 +41,7 @@ async def take(settings: StoreSettings, to: Path, reuse: Path | None, write: Wri
     Raises:
         BackupError: there is nothing to back up, or something else at `to`.
         SchemaError: the database is of another version.
-        CopyError: no blob is there at all.
+        CopyError: the directory of blobs is not there.
         OSError: it cannot be written.
     """
     file = snapshot.sqlite_file(settings.sqlalchemy_url)
@@ -115,8 +116,21 @@ async def _copy_blobs(
             copier.reuse(older.blobs, place.blobs)
         # What the store has lost must not keep the rest from being saved.
         copied = await copier.copy(live_names(connection), may_lack=None)
+        _refuse_away(settings, copied)
         _drop_unnamed(place.blobs, connection)
     return copied
+
+
+def _refuse_away(settings: StoreSettings, copied: Copied) -> None:
+    """Tell blobs that are lost from a directory that is."""
+    folder = folder_of(settings)
+    # A store makes it; of a bucket its reader tells.
+    if copied.missing and folder is not None and not (folder / UNFINISHED).is_dir():
+        raise CopyError(
+            f"{len(copied.missing)} blobs are missing, and {folder} does not look like a directory "
+            "of blobs: look whether its disk is mounted, and whether the settings name the right "
+            "one"
+        )
 
 
 def live_names(connection: sa.Connection) -> Iterator[str]:

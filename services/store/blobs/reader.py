@@ -12,7 +12,8 @@ from services.store.blobs.place import bucket_of, folder_of
 from services.store.settings import StoreSettings
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}/[a-z]{1,32}/[0-9a-f]{32}")
-_UNFINISHED: Final = "tmp"
+UNFINISHED: Final = "tmp"
+"""Where half-written blobs lie in a directory; a store makes it, so that it is always there."""
 
 
 def is_name(name: Any) -> bool:
@@ -70,7 +71,7 @@ class FolderReader:
         with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
             for entry in entries:
                 name = f"{prefix}{entry.name}"
-                if name == _UNFINISHED:
+                if name == UNFINISHED:
                     continue
                 if entry.is_dir(follow_symlinks=False):
                     yield from self._below(folder / entry.name, f"{name}/")
@@ -82,7 +83,7 @@ class FolderReader:
     def unfinished(self) -> int:
         """See `BlobReader.unfinished`."""
         with contextlib.suppress(FileNotFoundError):
-            return sum(1 for _ in (self._folder / _UNFINISHED).iterdir())
+            return sum(1 for _ in (self._folder / UNFINISHED).iterdir())
         return 0
 
 

@@ -194,6 +194,15 @@ async def test_a_backup_goes_on_without_what_is_lost(data: Data, tmp_path: Path)
         assert "missing" in (await store.get(data.open_batch)).nightshift.reason
 
 
+async def test_rows_are_backed_up_even_if_all_blobs_are_lost(data: Data, tmp_path: Path) -> None:
+    blobs = [each for each in (data.root / "blobs").rglob("*") if each.is_file()]
+    for blob in blobs:
+        blob.unlink()
+    facts = await backups.take_here(data.root, tmp_path / "backup")
+    assert (facts.blobs, len(facts.missing)) == (0, len(blobs))
+    await backups.put_back_here(tmp_path / "backup", tmp_path / "place")
+
+
 async def test_an_older_backup_has_what_was_lost_since(data: Data, tmp_path: Path) -> None:
     await backups.take_here(data.root, tmp_path / "old")
     input_of(data).unlink()
