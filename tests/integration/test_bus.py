@@ -81,6 +81,18 @@ async def test_what_is_given_back_comes_again(connection: Bus) -> None:
     assert second.num_delivered == 2
 
 
+async def test_no_word_on_a_message_is_said_late(connection: Bus, nats_server: NatsServer) -> None:
+    """Once the client is connected again, the message may be somebody else's."""
+    await connection.ensure_consumer(POOL)
+    await connection.publish_dispatch(dispatch(1))
+    [delivery] = await (await connection.pull_from(POOL)).fetch(1)
+    nats_server.kill()
+    await eventually(lambda: not connection.connected)
+    for word in (delivery.keep, lambda: delivery.give_back(0.05)):
+        with pytest.raises(BusFault):
+            await word()
+
+
 async def test_a_newer_version_is_left_for_a_newer_executor(connection: Bus) -> None:
     await connection.ensure_consumer(POOL)
     newer = dispatch(1)

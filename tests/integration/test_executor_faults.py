@@ -4,7 +4,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import nats
 import pytest
+from nats.aio.msg import Msg
 
 from protos.nightshift.v1 import dispatch_pb2, work_pb2
 from services.executor import endings, keeper, puller
@@ -102,6 +104,32 @@ async def test_a_superseded_attempt_neither_acknowledges_nor_hands_back(fleet: F
     assert executor.runner.in_flight == 0
     assert await fleet.unacked() == 1
     assert not fleet.work.named("HandBack")
+
+
+async def test_what_was_kept_for_too_long_without_a_word_is_not_refused(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker has given it to somebody else by then, who would lose it."""
+    monkeypatch.setattr(endings, "ACK_WAIT_SECONDS", 0.5)
+    monkeypatch.setattr(keeper, "IN_PROGRESS_SECONDS", 60.0)
+    said: list[bytes] = []
+
+    async def note(message: Msg) -> None:
+        said.append(message.data)
+
+    client = await nats.connect(fleet.nats_url)
+    await client.subscribe("$JS.ACK.WORK.>", cb=note)
+    texts = [chat_line("slow", x_simulate={"delay_ms": 60_000})]
+    await fleet.publish(fleet.work.add_chunk(texts, pool_id=POOL))
+    executor = await fleet.start(drain_seconds=0.0)
+    await eventually(lambda: executor.runner.in_flight == 1)
+    until = time.monotonic() + 0.6
+    await eventually(lambda: time.monotonic() > until)
+    await fleet.stop()
+    assert fleet.work.named("HandBack")
+    await client.flush()
+    assert said == []
+    await client.close()
 
 
 async def test_a_sealed_batch_is_dropped(fleet: Fleet) -> None:
@@ -217,6 +245,9 @@ async def test_suspects_have_the_engine_to_themselves(fleet: Fleet) -> None:
     order: list[str] = []
 
     def all_done() -> bool:
+        opened = {request.chunk_id for request in fleet.work.named("OpenAttempt")}
+        # Others may take it meanwhile.
+        assert later.chunk_id not in opened or fleet.work.chunks[alone.chunk_id].done
         for chunk in fleet.work.chunks.values():
             if chunk.done and chunk.dispatch.chunk_id not in order:
                 order.append(chunk.dispatch.chunk_id)

@@ -1,6 +1,7 @@
 """Faults of the database: work is done once, callers are told, and it goes on by itself."""
 
 import asyncio
+import contextlib
 import signal
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -304,6 +305,28 @@ async def test_a_file_without_room_to_grow(local: Database) -> None:
 
     await local.write(STEP, lambda connection: add(connection, "b", b"x" * 1_000_000))
     assert await local.read(subjects) == ["b"]
+
+
+# --- what is asked of a server ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("said", "durable", "found"),
+    [
+        ("off", True, "on"),
+        ("remote_write", True, "remote_write"),
+        ("on", False, "on"),
+        ("off", False, "off"),
+    ],
+)
+def test_commits_are_synced_whatever_a_server_says(
+    postgres_url: str, said: str, durable: bool, found: str
+) -> None:
+    """No less than was promised, and no less than the operator asked for."""
+    url = f"{postgres_url}?options=-c%20synchronous_commit%3D{said}"
+    with contextlib.closing(Database(url, durable=durable)) as database:
+        setting = database.run(lambda each: each.scalar(sa.text("SHOW synchronous_commit")))
+    assert setting == found
 
 
 # --- addresses -------------------------------------------------------------------------------

@@ -11,7 +11,9 @@ from typing import TypeVar
 import pytest
 
 from protos.nightshift.v1 import batches_pb2
+from services.kit.errors import InvalidRequestError
 from tests.integration.store_work.harness import Worker
+from tests.kit.eventually import eventually
 from tests.kit.power_cut import Event, PowerCut
 from tests.kit.store import StoreProcess, chat_line
 
@@ -119,6 +121,41 @@ async def test_each_acknowledgement_waits_for_the_disk(tmp_path: Path) -> None:
         other = await client.create(file.id)
         _, events = await store.during(client.cancel(other.id))
         assert commits(events)
+
+
+async def test_a_deletion_is_on_disk_before_it_is_forgotten(tmp_path: Path) -> None:
+    """Else it is undone by a power cut, when no row leads to the file any more."""
+    async with watched(tmp_path) as store:
+
+        async def refused() -> None:
+            with pytest.raises(InvalidRequestError):
+                await store.client.upload(b"no request at all\n")
+            # It is deleted behind the answer.
+            await eventually(lambda: not store.client.store.blobs(), within_seconds=30)
+
+        _, events = await store.during(refused())
+        [blob] = blobs(events)
+        assert blob.to is not None
+
+        def synced() -> list[Event]:
+            return [
+                each
+                for each in store.disk.events()
+                if each.kind == "sync"
+                and each.path == blob.to.parent
+                and each.began_ns >= blob.ended_ns
+            ]
+
+        # Once for its name, once for its end; then the row is forgotten.
+        await eventually(lambda: len(synced()) == 2)
+        _, deleted = synced()
+
+        def forgotten() -> list[Event]:
+            return [
+                each for each in commits(store.disk.events()) if each.began_ns >= deleted.ended_ns
+            ]
+
+        await eventually(forgotten)
 
 
 async def test_many_commits_at_once_share_their_syncs(tmp_path: Path) -> None:

@@ -113,6 +113,18 @@ async def test_a_batch_leaves_its_end_files_and_then_nothing(swept: Store, lying
     assert await rows(swept) == {}
 
 
+async def test_results_that_were_not_the_first_leave(swept: Store, lying: Lying) -> None:
+    batch_id = await swept.batch(2)
+    (dispatch,) = await swept.cut((batch_id, 2))
+    token = (await swept.open(dispatch)).token
+    assert await swept.finish(token, [0], batch_id, answer="x" * 300_000) == 1
+    there = lying()
+    assert await swept.finish(token, [0], batch_id, answer="y" * 300_000) == 0
+    assert len(lying()) == len(there) + 1
+    await sweep(swept)
+    assert lying() == there
+
+
 async def test_expired_files_and_ended_uploads_leave(swept: Store, lying: Lying) -> None:
     await swept.upload(chat_line("r0"), expires_after=HOUR)
     upload = await create(swept, len(chat_line("r0")))
