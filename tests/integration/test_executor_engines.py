@@ -79,8 +79,10 @@ async def test_an_engine_that_does_not_start_is_told_of_and_takes_no_work(
     await eventually(kept)
     assert len(executor.attempts) == 0
     assert fleet.work.named("OpenAttempt") == []
+    assert set(fleet.said_ready) == {False}
     engine.missing = None
     await eventually(lambda: fleet.work.chunks[dispatch.chunk_id].done)
+    assert fleet.said_ready[-1]
     assert (fleet.rooms[-1].engine_state, fleet.rooms[-1].trouble) == (READY, "")
     await fleet.settled()
 

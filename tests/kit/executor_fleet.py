@@ -29,6 +29,8 @@ class Fleet:
         self.work = ScriptedWork()
         self.server: rpc.RunningServer | None = None
         self.rooms: list[dispatch_pb2.ExecutorBeat] = []
+        #: What executors said of themselves to whoever asks whether they take work, in order.
+        self.said_ready: list[bool] = []
         self._closers: list[asyncio.Task[None]] = []
         self._stops: list[asyncio.Event] = []
 
@@ -55,8 +57,8 @@ class Fleet:
         channel = rpc.open_channel(store or self.address)
         stop = asyncio.Event()
 
-        async def on_ready(_ready: bool) -> None:
-            return None
+        async def on_ready(ready: bool) -> None:
+            self.said_ready.append(ready)
 
         executor = Executor(
             Identity(
