@@ -9,7 +9,7 @@ import pytest
 from nats.aio.msg import Msg
 
 from protos.nightshift.v1 import dispatch_pb2, work_pb2
-from services.executor import endings, keeper, puller
+from services.executor import endings, keeper, opener, puller
 from services.executor import executor as executors
 from services.executor.engines.base import Answer, EngineRequest
 from services.executor.engines.simulated import SimulatedEngine
@@ -130,6 +130,20 @@ async def test_what_was_kept_for_too_long_without_a_word_is_not_refused(
     await client.flush()
     assert said == []
     await client.close()
+
+
+async def test_what_waited_to_be_opened_for_too_long_is_left_to_the_broker(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opener, "STALE_SECONDS", -1.0)
+    dispatch = fleet.work.add_chunk(lines(2), pool_id=POOL)
+    await fleet.publish(dispatch)
+    executor = await fleet.start()
+    name = f"{dispatch.chunk_id}:{dispatch.dispatch}"
+    await eventually(lambda: any(name in beat.opened for beat in fleet.rooms))
+    await eventually(lambda: not len(executor.attempts))
+    assert fleet.work.named("OpenAttempt") == []
+    assert await fleet.unacked() == 1
 
 
 async def test_a_sealed_batch_is_dropped(fleet: Fleet) -> None:

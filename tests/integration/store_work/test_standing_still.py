@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from protos.nightshift.v1 import batches_pb2, files_pb2
 from services.kit.errors import UnavailableError
+from services.store.domain.patience import MOST_VALIDATIONS
 from services.store.models import blobs
 from tests.integration.store_work.crashing import Fleet, Gate, Member, SQLiteGround
 from tests.integration.store_work.harness import frame
@@ -20,6 +21,7 @@ from tests.kit.store import chat_line
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("patient_clients")]
 
 DAY_SECONDS = 25 * 3_600
+VALIDATING = batches_pb2.BATCH_STATUS_VALIDATING
 CANCELLING = batches_pb2.BATCH_STATUS_CANCELLING
 CANCELLED = batches_pb2.BATCH_STATUS_CANCELLED
 
@@ -82,6 +84,28 @@ async def test_a_cancel_while_its_input_is_judged_is_not_undone(fleet: Fleet) ->
     await store.turn()
     batch = await store.get(batch_id)
     assert (batch.status, batch.HasField("in_progress_at")) == (CANCELLED, False)
+
+
+async def test_an_input_that_ends_each_store_is_given_up(fleet: Fleet) -> None:
+    (member,) = fleet.members
+    file = await member.store.upload(chat_line("r0"))
+    batch_id = (await member.store.create(file.id)).id
+    deaths = 0
+    while (await member.store.get(batch_id)).status == VALIDATING:
+        assert deaths < 20
+        member.plan.crash_at("batch.start:before")
+        judging = asyncio.create_task(member.store.validator.run_once())
+        death = asyncio.create_task(member.plan.died.wait())
+        await asyncio.wait({judging, death}, return_when=asyncio.FIRST_COMPLETED)
+        death.cancel()
+        deaths += member.plan.died.is_set()
+        await asyncio.wait({judging})
+        assert isinstance(judging.exception(), UnavailableError | None)
+        await member.crash()
+        fleet.clock.advance(700)
+    batch = await member.store.get(batch_id)
+    assert [error.code for error in batch.errors] == ["server_error"]
+    assert deaths == MOST_VALIDATIONS
 
 
 @pytest.mark.parametrize("sealed", [False, True])
