@@ -93,13 +93,15 @@ endif
 # A file's tests stay in one process, so that they share what they start. Files are begun in the
 # order of tests/conftest.py, not by their number of tests: long ones have few.
 BESIDE := -n 4 --dist loadfile --no-loadscope-reorder
+# One for each folder: chaos waits most of its time, and an engine wants a core and a half.
+TWO_LANES := -n 2 --dist loadgroup
 
 .PHONY: test
 test: setup ## All tests, vLLM included
 	@$(BIN)/python -m services.executor.small_model >/dev/null
 	@$(BIN)/python -m pytest --ignore=tests/chaos --ignore=tests/e2e $(BESIDE) $(ARGS)
-	@# By themselves: what is killed at a moment, and engines that want both cores.
-	@$(BIN)/python -m pytest tests/chaos tests/e2e $(ARGS)
+	@# After them: faults beside work that goes on, and one engine at a time.
+	@$(BIN)/python -m pytest tests/chaos tests/e2e $(TWO_LANES) $(ARGS)
 
 .PHONY: test-fast
 test-fast: setup-fast ## The quick tests: no vLLM, no kills, no long waits

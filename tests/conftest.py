@@ -29,7 +29,12 @@ structlog.configure(
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with files whose tests wait long: beside each other, nothing is waited for at the end.
 
-    The order within a file stays, and so does that of files alike.
+    The order within a file stays, and so does that of files alike. Chaos, and real engines, each
+    stay in one process: a second engine would find no core, and rounds would disturb each other.
     """
+    for item in items:
+        folder = item.path.parent
+        if folder.name in ("chaos", "e2e"):
+            item.add_marker(pytest.mark.xdist_group(folder.name))
     slow = {item.path for item in items if item.get_closest_marker("slow") is not None}
     items.sort(key=lambda item: item.path not in slow)
