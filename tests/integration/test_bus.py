@@ -60,6 +60,16 @@ async def test_a_dispatch_reaches_a_puller_once(connection: Bus) -> None:
     assert await connection.pending(POOL) == 0
 
 
+async def test_an_event_that_is_told_again_is_there_once(connection: Bus) -> None:
+    event = dispatch_pb2.Event(kind=dispatch_pb2.EVENT_KIND_BATCH_READY, pool_id=POOL)
+    for _ in range(2):
+        await connection.publish_event(
+            subjects.event_subject(event), event.SerializeToString(), "outbox-1"
+        )
+    info = await connection._jetstream.stream_info(bus.EVENT_STREAM)
+    assert info.state.messages == 1
+
+
 async def test_publishing_many_at_once_keeps_their_order(connection: Bus) -> None:
     await connection.ensure_consumer(POOL)
     sent = [dispatch(chunk) for chunk in range(64)]

@@ -8,6 +8,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from protos.nightshift.v1 import dispatch_pb2
+from services.executor import reporter
 from services.executor.engines.simulated import SimulatedEngine
 from services.kit import telemetry
 from services.kit.frames import FAILED_FLAG, FRAME_BYTES
@@ -54,6 +55,24 @@ async def test_a_message_stays_until_the_store_has_made_its_results_durable(flee
     assert await fleet.unacked() == 1
     assert executor.attempts.held_lines == 0
     fleet.work.acks.set()
+    await fleet.settled()
+
+
+async def test_no_more_is_made_than_may_wait_for_the_store(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reporter, "MAX_PENDING_BYTES", 2_000)
+    fleet.work.acks.clear()
+    slow = [chat_line(f"line-{n}", x_simulate={"delay_ms": 20}) for n in range(10)]
+    chunks = [fleet.work.add_chunk(slow, pool_id=POOL, first=10 * n) for n in range(20)]
+    await fleet.publish(*chunks)
+    executor = await fleet.start(engine=SimulatedEngine(seats=2))
+    await eventually(lambda: executor.runner.answered >= 10)
+    beats = len(fleet.work.named("Beat"))
+    await eventually(lambda: len(fleet.work.named("Beat")) >= beats + 2)
+    assert executor.runner.answered < 40
+    fleet.work.acks.set()
+    await eventually(lambda: all(chunk.done for chunk in fleet.work.chunks.values()))
     await fleet.settled()
 
 

@@ -248,6 +248,11 @@ FAR = 4_000_000_000_000
         ("UPDATE segments SET first_line = 2, last_line = 2", "results", "says lines 2 to 2"),
         ("UPDATE segments SET records = X'00'", "results", "its records are cut off"),
         (
+            "UPDATE segments SET payload = zeroblob(length(payload)) WHERE blob IS NULL",
+            "results",
+            "are not one line each",
+        ),
+        (
             SECOND_RESULT,
             "results",
             "line 5 have a second result",
