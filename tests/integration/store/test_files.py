@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from protos.nightshift.v1 import batches_pb2, common_pb2, files_pb2
+from services.kit import rpc
 from services.kit.errors import InvalidRequestError, NotFoundError, TooLargeError
 from tests.kit.eventually import eventually
 from tests.kit.store import (
@@ -162,6 +163,35 @@ async def test_a_store_killed_during_an_upload_starts_clean(tmp_path: Path) -> N
         assert await listed(client) == [kept.id]
         assert await client.download(kept.id) == chat_line("kept")
         await eventually(lambda: len(client.store.blobs()) == before)
+
+
+async def test_a_store_that_is_told_to_stop_takes_an_upload_to_its_end(tmp_path: Path) -> None:
+    async with running_store(tmp_path / "data") as client:
+        go_on = asyncio.Event()
+
+        async def frames() -> AsyncIterator[files_pb2.UploadFileRequest]:
+            yield files_pb2.UploadFileRequest(header=files_pb2.UploadFileHeader(filename="f"))
+            yield files_pb2.UploadFileRequest(data=chat_line("first"))
+            await go_on.wait()
+            yield files_pb2.UploadFileRequest(data=chat_line("last"))
+            yield files_pb2.UploadFileRequest(footer=files_pb2.UploadFileFooter(purpose="batch"))
+
+        upload = asyncio.ensure_future(client.files.UploadFile(frames(), metadata=client.metadata))
+        await eventually(client.store.blobs)
+        stopping = asyncio.create_task(asyncio.to_thread(client.store.stop))
+        # It takes nothing new by now.
+        async with rpc.open_channel(client.store.address) as other:
+
+            async def refuses() -> bool:
+                return not await rpc.is_serving(other)
+
+            await eventually(refuses)
+        go_on.set()
+        file = (await upload).file
+        assert await stopping == 0
+        client.store.start()
+        assert await listed(client) == [file.id]
+        assert await client.download(file.id) == chat_line("first") + chat_line("last")
 
 
 async def test_limits_hold_whatever_the_header_says(small: Client) -> None:
