@@ -107,15 +107,17 @@ class Copier:
     async def _copy_one(self, name: str) -> None:
         if not is_name(name):
             raise CopyError(f"a row of blobs is called {name!r}: `nightshift doctor --check`")
-        size = await asyncio.to_thread(self._size, name)
-        if size is None:
+        found = await asyncio.to_thread(self._find, name)
+        if found is None:
             self._lacks(name)
             return
+        reader, size = found
         if await asyncio.to_thread(self._is_there, name, size):
             self._kept += 1
         else:
             try:
-                written = await self._target.put(self._step, name, self._content(name, size))
+                content = _content(reader, name, size)
+                written = await self._target.put(self._step, name, content)
             except BlobMissingError:
                 self._lacks(name)
                 return
@@ -124,13 +126,14 @@ class Copier:
         self._blobs += 1
         self._bytes += size
 
-    def _size(self, name: str) -> int | None:
-        """The size of a blob, which an older backup may still have where the source has not."""
+    def _find(self, name: str) -> tuple[BlobReader, int] | None:
+        """Where a blob is longest, and its size: the source may have lost it, or its end, since."""
+        found: tuple[BlobReader, int] | None = None
         for reader in (self._source, self._present, self._older):
             size = None if reader is None else reader.size(name)
-            if size is not None:
-                return size
-        return None
+            if reader is not None and size is not None and (found is None or size > found[1]):
+                found = reader, size
+        return found
 
     def _lacks(self, name: str) -> None:
         if self._may_lack is not None and name not in self._may_lack:
@@ -155,10 +158,10 @@ class Copier:
         failpoints.after(self._step)
         return True
 
-    async def _content(self, name: str, size: int) -> AsyncIterator[bytes]:
-        for offset in range(0, size, _PIECE_BYTES):
-            piece = await asyncio.to_thread(self._source.read, name, offset, _PIECE_BYTES)
-            yield piece
+
+async def _content(reader: BlobReader, name: str, size: int) -> AsyncIterator[bytes]:
+    for offset in range(0, size, _PIECE_BYTES):
+        yield await asyncio.to_thread(reader.read, name, offset, _PIECE_BYTES)
 
 
 def _link(older: Path, newer: Path) -> None:

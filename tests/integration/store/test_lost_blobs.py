@@ -211,6 +211,14 @@ async def test_an_older_backup_has_what_was_lost_since(data: Data, tmp_path: Pat
     assert check(tmp_path / "new", deep=True).faults == []
 
 
+async def test_an_older_backup_has_what_was_cut_off_since(data: Data, tmp_path: Path) -> None:
+    await backups.take_here(data.root, tmp_path / "old")
+    for blob in (input_of(data), output_of(data)):
+        os.truncate(blob, 10)
+    await backups.take_here(data.root, tmp_path / "new", tmp_path / "old")
+    assert check(tmp_path / "new", deep=True).faults == []
+
+
 async def test_what_is_lost_of_a_backup_keeps_it_from_being_put_back(
     data: Data, tmp_path: Path
 ) -> None:
