@@ -40,14 +40,19 @@ async def frames(
 ) -> AsyncIterator[tuple[bytes, bytes]]:
     """Yield (LINE_RECORDs, payload of at most `FRAME_BYTES`) for these lines, in their order.
 
-    A longer line goes on in frames without records. Raises BlobMissingError.
+    A longer line goes on in frames without records. Raises BlobMissingError, also where line feeds
+    are not where they were.
     """
     for group in _groups(parts, index, ranges):
         records = np.zeros(len(group.lines), LINE_RECORD)
         records["line"] = group.lines
         records["length"] = group.lengths
         if not group.is_long:
-            yield records.tobytes(), await _payload(blobs, parts, group)
+            payload = await _payload(blobs, parts, group)
+            if len(payload) != int(group.lengths.sum()):
+                # Line feeds lie within lines: it is as long as ever, and another text.
+                raise BlobDamagedError(_part_at(parts, int(group.offsets[0])))
+            yield records.tobytes(), payload
             continue
         offset, left = int(group.offsets[0]), int(group.lengths[0])
         head = records.tobytes()
@@ -131,3 +136,13 @@ async def _payload(blobs: Blobs, parts: Parts, group: _Group) -> bytes:
         stops = (ends[start:stop] - base).tolist()
         pieces.extend(data[i:j] for i, j in zip(begins, stops, strict=True))
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _part_at(parts: Parts, offset: int) -> str:
+    """Return the name of the part that holds this byte of a file."""
+    end = 0
+    for name, size in parts:
+        end += size
+        if offset < end:
+            return name
+    return parts[-1][0]

@@ -127,6 +127,18 @@ async def test_a_batch_without_its_input_waits_and_says_why(store: Store) -> Non
     assert (await store.get(batch_id)).status == COMPLETED
 
 
+async def test_a_batch_whose_input_is_another_text_waits_and_says_why(store: Store) -> None:
+    batch_id = await store.batch(4)
+    _, token = await opened(store, batch_id, 4)
+    name, content = await input_taken(store, batch_id)
+    # As long as ever, with a line feed where none was.
+    await put_back(store, name, content.replace(b",", b"\n", 1))
+    with pytest.raises(LostError) as told:
+        await store.lines(token, [(0, 4)])
+    assert told.value.code == "input_lost"
+    assert name in (await store.get(batch_id)).nightshift.reason
+
+
 async def test_nothing_is_cut_of_what_cannot_be_read(store: Store) -> None:
     batch_id, other = await store.batch(2), await store.batch(2)
     name, content = await input_taken(store, batch_id)
