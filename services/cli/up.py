@@ -267,7 +267,10 @@ def _choose_addresses(plan: Plan) -> Addresses:
 
 def _public_address(option: str, wanted: Address, ports: FreePorts) -> Address:
     if wanted.port == 0:
-        return ports.take(wanted.host)
+        try:
+            return ports.take(wanted.host)
+        except OSError as error:
+            raise StartError(f"{error}; choose an address of this machine with {option}") from error
     if not is_free(wanted):
         raise StartError(f"{wanted} is in use; choose another address with {option}")
     return wanted

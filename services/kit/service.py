@@ -98,7 +98,7 @@ def read_secret(path: Path) -> str:
     """Return the fleet's shared secret.
 
     Raises:
-        SettingsError: the file is missing or empty.
+        SettingsError: the file is missing or empty, or holds no text.
     """
     try:
         secret = path.read_text().strip()
@@ -107,6 +107,12 @@ def read_secret(path: Path) -> str:
             f"the services' secret cannot be read from {path.name}: {error.strerror}; "
             "NIGHTSHIFT_SECRET_FILE names its file"
         ) from error
+    except UnicodeDecodeError:
+        # Without its cause, which quotes what it read.
+        raise SettingsError(
+            f"the services' secret in {path.name} is no text: make it of letters and digits, such "
+            "as `openssl rand -hex 32` prints; NIGHTSHIFT_SECRET_FILE names its file"
+        ) from None
     if not secret:
         raise SettingsError(f"the services' secret in {path.name} is empty")
     return secret

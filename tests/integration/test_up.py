@@ -119,6 +119,19 @@ def test_a_taken_port_is_refused_by_name(shared: RunningUp, tmp_path: Path, opti
     assert option in err
 
 
+@pytest.mark.parametrize("option", ["--listen", "--grpc"])
+def test_an_address_of_another_machine_is_refused_by_name(tmp_path: Path, option: str) -> None:
+    other = ["--listen", "127.0.0.1:0"] if option == "--grpc" else []
+    status, out, err = run_up(
+        *("--engine", "simulated", "--data", str(tmp_path / "data"), *other),
+        *(option, "203.0.113.9:0"),
+    )
+    assert (status, out) == (1, "")
+    assert "203.0.113.9" in err
+    assert option in err
+    assert "Traceback" not in err
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -107,3 +107,6 @@ def test_a_secret_that_is_missing_or_empty_is_named_by_its_setting(tmp_path: Pat
     file.write_text("\n")
     with pytest.raises(SettingsError, match="empty"):
         service.read_secret(file)
+    file.write_bytes(bytes(range(256)))
+    with pytest.raises(SettingsError, match="NIGHTSHIFT_SECRET_FILE"):
+        service.read_secret(file)
