@@ -1,10 +1,12 @@
 """Cancel and expiry end every batch on time, keep what is finished, and account for every line."""
 
 import pytest
+import sqlalchemy as sa
 
-from protos.nightshift.v1 import batches_pb2, files_pb2
+from protos.nightshift.v1 import batches_pb2, dispatch_pb2, files_pb2
 from services.kit.errors import ConflictError
 from services.kit.result_line import MESSAGES
+from services.store.models import outbox
 from tests.integration.store_work.harness import Store, frame
 from tests.kit.store import chat_line
 
@@ -64,6 +66,24 @@ async def test_cancel_seals_after_two_seconds_whoever_is_silent(store: Store) ->
     assert (await store.get(batch_id)).status == CANCELLED
     (ack,) = await store.append(frame(token, batch_id, [0]))
     assert ack.sealed
+
+
+async def test_executors_are_told_at_once_and_need_no_beat_for_it(store: Store) -> None:
+    async def told(batch_id: str) -> list[int]:
+        rows = await store.sql(sa.select(outbox.c.payload).order_by(outbox.c.id))
+        events = [dispatch_pb2.Event.FromString(row.payload) for row in rows]
+        return [event.kind for event in events if event.batch_id == batch_id][1:]
+
+    cancelled, late = await store.batch(2), await store.batch(2, window_seconds=10)
+    for batch_id in (cancelled, late):
+        (dispatch,) = await store.cut((batch_id, 2))
+        await store.open(dispatch)
+    await store.cancel(cancelled)
+    await store.cancel(cancelled)
+    assert await told(cancelled) == [dispatch_pb2.EVENT_KIND_BATCH_CANCELLING]
+    store.clock.advance(10)
+    await store.turn()
+    assert await told(late) == [dispatch_pb2.EVENT_KIND_BATCH_EXPIRING]
 
 
 # contract: 83
