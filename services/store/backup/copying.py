@@ -121,6 +121,11 @@ class Copier:
             except BlobMissingError:
                 self._lacks(name)
                 return
+            except OSError as error:
+                raise CopyError(
+                    f"blobs/{name} cannot be read: {error.strerror}. Try again; where its disk "
+                    "never gives it back, move it away, so that it counts as lost"
+                ) from error
             if written != size:
                 raise CopyError(f"blobs/{name} has {written} bytes instead of {size}")
         self._blobs += 1

@@ -219,6 +219,16 @@ async def test_an_older_backup_has_what_was_cut_off_since(data: Data, tmp_path: 
     assert check(tmp_path / "new", deep=True).faults == []
 
 
+def test_a_blob_that_its_disk_does_not_give_is_named(data: Data, tmp_path: Path) -> None:
+    blob = output_of(data)
+    blob.unlink()
+    blob.mkdir()
+    taken = backups.take(data.root, tmp_path / "backup")
+    assert taken.status == 2
+    assert f"{blob.name} cannot be read" in taken.said["why"]
+    assert "Traceback" not in taken.errors
+
+
 async def test_what_is_lost_of_a_backup_keeps_it_from_being_put_back(
     data: Data, tmp_path: Path
 ) -> None:
