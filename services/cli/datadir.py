@@ -108,16 +108,29 @@ class DataDir:
 
     def read_address(self, service: str) -> str:
         """Return where a service listens. Raises `DataDirError` where no `up` ever ran."""
-        return str(json.loads(self._read(self._addresses))[service])
+        if address := self.noted(service):
+            return address
+        raise DataDirError(
+            f"{self.root} does not say where its {service} listens: name the directory of a "
+            "`nightshift up` that runs with --data, or try again if that is starting"
+        )
 
     def noted(self, what: str) -> str:
-        """Return what the last `up` noted of something; empty where it did not or none ran."""
+        """Return what was last noted of something; empty where nothing was."""
         try:
-            return str(json.loads(self._addresses.read_text()).get(what, ""))
+            noted = json.loads(self._addresses.read_text())
         except FileNotFoundError:
             return ""
         except OSError as error:
             raise DataDirError(f"{self._addresses} cannot be read: {error.strerror}") from error
+        except ValueError:
+            noted = None
+        if not isinstance(noted, dict):
+            raise DataDirError(
+                f"{self._addresses} is damaged, which says where the system of {self.root} is: "
+                "put it back from a copy, or delete it if all of that system is in the directory"
+            )
+        return str(noted.get(what, ""))
 
     def _read(self, path: Path) -> str:
         try:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from services.cli import system
 from services.cli.admin import delete_model
 from services.cli.client import REFUSED, errors_explained, fail, open_client, server_options
 from services.cli.datadir import DataDir, DataDirError
@@ -34,6 +35,7 @@ def models(context: click.Context, *, as_json: bool, base_url: str, api_key: str
 @click.option(
     "--data",
     type=click.Path(file_okay=False, path_type=Path),
+    envvar=system.DATA_DIR,
     default=Path("nightshift-data"),
     show_default=True,
     help="The directory of the running `nightshift up`.",

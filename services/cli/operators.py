@@ -41,6 +41,7 @@ def store_options(command: Command) -> Command:
     data = click.option(
         "--data",
         type=click.Path(file_okay=False, path_type=Path),
+        envvar=system.DATA_DIR,
         default=Path("nightshift-data"),
         show_default=True,
         help="The directory of `nightshift up`, whether it runs or not.",
@@ -93,7 +94,7 @@ def _store(data: Path, store: str | None, *, make: bool) -> Iterator[StoreAt]:
         raise DataDirError(f"there is nothing at {data}: name the directory with --data")
     directory = DataDir(data)
     source = click.get_current_context().get_parameter_source("data")
-    is_named = source is not ParameterSource.DEFAULT
+    is_named = source is ParameterSource.COMMANDLINE
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(directory.locked())
@@ -110,7 +111,10 @@ def _store(data: Path, store: str | None, *, make: bool) -> Iterator[StoreAt]:
         else:
             system.of_environment(os.environ)
         secret_file = Path(named).absolute() if named else directory.ensure_secret()
+        elsewhere = system.to_note(directory, {**os.environ, **settings})
         address = stack.enter_context(_started(directory, secret_file, settings))
+        if elsewhere:
+            directory.write_addresses(elsewhere)
         yield StoreAt(str(address), read_secret(secret_file))
 
 

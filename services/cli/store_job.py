@@ -28,6 +28,7 @@ def place_options(command: Command) -> Command:
     data = click.option(
         "--data",
         type=click.Path(file_okay=False, path_type=Path),
+        envvar=system.DATA_DIR,
         default=Path("nightshift-data"),
         show_default=True,
         help="The directory of `nightshift up`.",
@@ -55,7 +56,7 @@ def place(data: Path, database_url: str | None, blobs_url: str | None) -> dict[s
     given = {system.VARIABLES[what]: url for what, url in options.items() if url is not None}
     source = click.get_current_context().get_parameter_source("data")
     meant = {name: url for name, url in os.environ.items() if name not in given}
-    if source is ParameterSource.DEFAULT:
+    if source is not ParameterSource.COMMANDLINE:
         system.of_environment(meant)
     elif given:
         # Whoever names one of the two means the other, if not named, as it is in the directory.

@@ -18,6 +18,8 @@ VARIABLES: Final = {
     DATABASE: "NIGHTSHIFT_STORE_DATABASE_URL",
     BLOBS: "NIGHTSHIFT_STORE_BLOBS_URL",
 }
+DATA_DIR: Final = "NIGHTSHIFT_STORE_DATA_DIR"
+"""The directory of whoever names none, as for a store that runs alone."""
 _CALLED: Final = {DATABASE: "database", BLOBS: "place for blobs"}
 _SERVERS: Final = ("host", "port")
 
@@ -89,8 +91,24 @@ def to_ask(
     return settings
 
 
+def to_note(directory: DataDir, settings: Mapping[str, str]) -> dict[str, str]:
+    """Return what a directory must say of a system that is made for it elsewhere; else nothing.
+
+    Without it, a later command without these settings would make another system there.
+    """
+    names = {
+        what: name_of(settings[variable])
+        for what, variable in VARIABLES.items()
+        if settings.get(variable)
+    }
+    is_new = _kept(directory, DATABASE) is None and not directory.noted(BLOBS)
+    return names if is_new else {}
+
+
 def of_environment(environment: Mapping[str, str]) -> None:
     """Say that what the environment names is meant."""
+    if data := environment.get(DATA_DIR):
+        say(f"the directory is {data}, as {DATA_DIR} says")
     for what, variable in VARIABLES.items():
         if url := environment.get(variable):
             say(f"the {_CALLED[what]} is {name_of(url)}, as {variable} says")

@@ -34,6 +34,7 @@ _log = log.get_logger(__name__)
 @click.option(
     "--data",
     type=click.Path(file_okay=False, path_type=Path),
+    envvar=system.DATA_DIR,
     default=Path("nightshift-data"),
     show_default=True,
     help="Directory that holds all state; starting again goes on where it was.",

@@ -104,6 +104,41 @@ def test_one_that_runs_is_asked_where_it_was_named(
     assert "is set and not used" in capsys.readouterr().err
 
 
+def test_a_new_directory_is_told_once_where_its_system_is(directory: DataDir) -> None:
+    directory.root.mkdir()
+    assert system.to_note(directory, {DATABASE: "", BLOBS: ""}) == {}
+    assert system.to_note(directory, ELSEWHERE) == {"database": "postgresql://db.example/other"}
+    directory.write_addresses(system.to_note(directory, ELSEWHERE))
+    assert system.to_note(directory, {DATABASE: "postgresql://db.example/third"}) == {}
+
+
+def test_a_directory_with_a_system_of_its_own_is_told_nothing(embedded: DataDir) -> None:
+    assert system.to_note(embedded, ELSEWHERE) == {}
+
+
+@pytest.mark.parametrize("noted", [b"{", b"[]", b"\xff"])
+def test_a_damaged_word_of_it_is_refused_with_what_to_do(directory: DataDir, noted: bytes) -> None:
+    directory.root.mkdir()
+    (directory.root / "addresses.json").write_bytes(noted)
+    with pytest.raises(DataDirError, match=r"addresses\.json is damaged.*put it back"):
+        system.to_start(directory, {})
+    with pytest.raises(DataDirError, match="is damaged"):
+        directory.read_address("store")
+
+
+@pytest.mark.slow
+def test_whoever_names_no_directory_means_that_of_the_store_s_settings(tmp_path: Path) -> None:
+    data = {system.DATA_DIR: str(tmp_path / "data")}
+    made = nightshift("keys", "create", "--project", "p", **data)
+    assert f"the directory is {tmp_path / 'data'}, as {system.DATA_DIR} says" in made.stderr
+    assert (tmp_path / "data" / "nightshift.db").exists()
+    taken = nightshift("backup", "--to", str(tmp_path / "backup"), **data)
+    assert taken.returncode == 0, taken.stderr
+    # One that is named is meant all the same.
+    other = str(tmp_path / "other")
+    assert "nothing at" in nightshift("keys", "list", "--data", other, **data).stderr
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a directory with a key in it."""
@@ -141,6 +176,8 @@ def test_commands_follow_an_up_to_its_database(tmp_path: Path, postgres: Postgre
     there = {DATABASE: postgres.new_database()}
     made = nightshift("keys", "create", "--project", "p", "--data", str(data), **there)
     assert "the database is postgresql://127.0.0.1" in made.stderr
+    # Nobody makes another system there before an `up` ran.
+    assert "is not set: set it" in nightshift("keys", "list", "--data", str(data)).stderr
     with running_up(data, environment=there):
         # Whatever the environment says.
         assert [key["project_id"] for key in listed(data)] == ["p"]
