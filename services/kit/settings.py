@@ -38,7 +38,7 @@ BusUrl = Annotated[str, _that(parse_bus_urls)]
 class ServiceSettings(BaseSettings):
     """Base of every service's settings. Subclasses set `env_prefix`; units are in the names."""
 
-    model_config = SettingsConfigDict(frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     @classmethod
     def load(cls, **overrides: Any) -> Self:

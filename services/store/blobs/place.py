@@ -50,7 +50,7 @@ def folder_of(settings: StoreSettings) -> Path | None:
         return settings.data_dir / "blobs"
     url = urlsplit(settings.blobs_url)
     plain = not (url.query or url.fragment or "@" in url.netloc)
-    if url.scheme == "s3" and url.netloc and plain:
+    if url.scheme == "s3" and url.netloc and plain and _is_prefix(url.path.strip("/")):
         return None
     if url.scheme == "file" and not url.netloc and url.path.startswith("/") and plain:
         return Path(unquote(url.path))
@@ -58,3 +58,8 @@ def folder_of(settings: StoreSettings) -> Path | None:
         "NIGHTSHIFT_STORE_BLOBS_URL must be s3://BUCKET/PREFIX or file:///DIRECTORY, or empty for "
         "a directory in NIGHTSHIFT_STORE_DATA_DIR; endpoint and keys of S3 come from AWS_ variables"
     )
+
+
+def _is_prefix(text: str) -> bool:
+    """Whether a bucket's names may begin so: in parts, none of which stands for another folder."""
+    return not text or not {"", ".", ".."} & set(text.split("/"))

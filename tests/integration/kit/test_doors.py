@@ -58,6 +58,7 @@ def refused(command: Sequence[str], environment: dict[str, str]) -> str:
         ("store", "NIGHTSHIFT_STORE_DATA_DIR", "/proc/nothing/here", "cannot be used"),
         ("store", "NIGHTSHIFT_STORE_BLOBS_URL", "file:///proc/nothing", "cannot be used"),
         ("store", "NIGHTSHIFT_STORE_DATABASE_URL", "sqlite:////proc/x.db", "cannot be worked on"),
+        ("store", "NIGHTSHIFT_STORE_LEASE_SECONDS", "inf", "a finite number"),
     ],
 )
 def test_what_cannot_be_used_is_named_by_its_setting(

@@ -399,7 +399,16 @@ async def test_who_is_cancelled_while_the_disk_is_slow_finds_nothing_there_later
 
 
 @pytest.mark.parametrize(
-    "url", ["s3://", f"http://{BUCKET}", "relative", "s3://key:secret@b", f"s3://b/{PREFIX}?x=1"]
+    "url",
+    [
+        "s3://",
+        f"http://{BUCKET}",
+        "relative",
+        "s3://key:secret@b",
+        f"s3://b/{PREFIX}?x=1",
+        "s3://b/../c",
+        "s3://b/c//d",
+    ],
 )
 def test_a_setting_that_names_no_place_is_refused_and_not_shown(url: str) -> None:
     from services.kit.settings import SettingsError
