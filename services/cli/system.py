@@ -5,6 +5,7 @@ A directory's system keeps its rows and blobs there, or where `NIGHTSHIFT_STORE_
 says counts; the variables count for a new one, and give the address of one that is elsewhere.
 """
 
+import re
 import sys
 from collections.abc import Mapping
 from typing import Final
@@ -22,18 +23,27 @@ DATA_DIR: Final = "NIGHTSHIFT_STORE_DATA_DIR"
 """The directory of whoever names none, as for a store that runs alone."""
 _CALLED: Final = {DATABASE: "database", BLOBS: "place for blobs"}
 _SERVERS: Final = ("host", "port")
+_SERVER: Final = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(:\d*)?")
+_UNREADABLE: Final = "an address that cannot be read"
 
 
 def name_of(url: str) -> str:
     """Return an address without what only some may know: no user, no password, no options."""
+    scheme, is_url, _ = url.partition("://")
     try:
         parts = urlsplit(url)
         # Servers of a PostgreSQL may be named there alone.
         servers = [f"{key}={value}" for key, value in parse_qsl(parts.query) if key in _SERVERS]
     except ValueError:
-        return "an address that cannot be read"
-    where = f"{parts.scheme.partition('+')[0]}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-    return "?".join(filter(None, (where, "&".join(servers))))
+        return _UNREADABLE
+    host = parts.netloc.rpartition("@")[2]
+    # A password with a `/` or the like, which should have been escaped, goes on where others begin.
+    is_plain = all(_SERVER.fullmatch(each) for each in host.split(","))
+    if not is_url or not is_plain or (parts.netloc and "@" in parts.path + parts.fragment):
+        return _UNREADABLE
+    return "?".join(
+        filter(None, (f"{scheme.partition('+')[0]}://{host}{parts.path}", "&".join(servers)))
+    )
 
 
 def to_start(directory: DataDir, environment: Mapping[str, str]) -> dict[str, str]:

@@ -38,7 +38,15 @@ def embedded(directory: DataDir) -> DataDir:
         ("postgresql://u:p@h:5/d?sslmode=require", "postgresql://h:5/d"),
         ("postgresql+psycopg://u:p@/d?host=a:1&host=b:2&password=p", "?host=a:1&host=b:2"),
         ("s3://bucket/prefix", "s3://bucket/prefix"),
+        ("postgresql://u:p@[::1]:5,b:6/d?user=u@b", "postgresql://[::1]:5,b:6/d"),
+        ("file:///a/b@c", "file:///a/b@c"),
         ("postgresql://u:p@[h", "cannot be read"),
+        ("host=h user=u password=p@", "cannot be read"),
+        ("postgresql:u:p@h/d", "cannot be read"),
+        ("postgresql://u:secret/p@h/d", "cannot be read"),
+        ("postgresql://u:s@secret/p@h/d", "cannot be read"),
+        ("postgresql://u:secret?p@h/d", "cannot be read"),
+        ("postgresql://u:secret#p@h/d", "cannot be read"),
     ],
 )
 def test_places_are_named_without_passwords(url: str, name: str) -> None:
@@ -46,6 +54,7 @@ def test_places_are_named_without_passwords(url: str, name: str) -> None:
     assert name in named
     assert "p@" not in named
     assert "password" not in named
+    assert "secret" not in named
 
 
 def test_a_directory_that_holds_a_system_is_that(
