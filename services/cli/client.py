@@ -62,6 +62,7 @@ def open_client(base_url: str, api_key: str) -> "openai.OpenAI":
 @contextlib.contextmanager
 def errors_explained(base_url: str) -> Iterator[None]:
     """End the command with one line and an exit status where the server refuses or is not there."""
+    import httpx2
     import openai
 
     try:
@@ -76,6 +77,13 @@ def errors_explained(base_url: str) -> Iterator[None]:
         fail(_message_of(error), REFUSED)
     except openai.OpenAIError as error:
         fail(str(error), REFUSED)
+    except httpx2.TransportError as error:
+        # What is read bit by bit is the client's no more.
+        fail(
+            f"the answer of {base_url} broke off: {error}. Try again; where it always does, ask "
+            "the operator, whose server's log says why",
+            UNREACHABLE,
+        )
 
 
 def _message_of(error: "openai.APIStatusError") -> str:
