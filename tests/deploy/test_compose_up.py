@@ -18,6 +18,7 @@ from docker.errors import DockerException
 from docker.utils import parse_host
 
 from tests.deploy import files
+from tests.kit.ports import free_port
 
 # Building the images takes minutes where nothing is cached.
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(1_800)]
@@ -52,24 +53,17 @@ def accepts(address: str) -> bool:
     return True
 
 
-def free_port() -> str:
-    """Return a port that nobody listens on right now."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return str(one.getsockname()[1])
-
-
 class Fleet:
     """compose.yaml under a project name, ports and secrets of its own."""
 
     def __init__(self, folder: Path) -> None:
         self.project = f"nightshift-test-{secrets.token_hex(4)}"
-        self.http_port = free_port()
+        self.http_port = str(free_port())
         self._environment = {
             **os.environ,
             "NIGHTSHIFT_VERSION": self.project,
             "NIGHTSHIFT_HTTP_PORT": self.http_port,
-            "NIGHTSHIFT_GRPC_PORT": free_port(),
+            "NIGHTSHIFT_GRPC_PORT": str(free_port()),
             "NIGHTSHIFT_SECRETS_DIR": str(folder),
         }
         for name in ("nightshift", "postgres"):

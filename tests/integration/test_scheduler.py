@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from services.scheduler.settings import SchedulerSettings
 from services.scheduler.work_client import WorkClient
 from tests.kit.eventually import eventually
 from tests.kit.nats_server import NatsServer
+from tests.kit.ports import free_address
 from tests.kit.scripted_puller import ScriptedPuller
 from tests.kit.scripted_window import SECRET, ScriptedWindow
 from tests.kit.tcp_proxy import TcpProxy
@@ -357,7 +357,7 @@ async def test_chunks_left_by_a_former_leader_take_room(world: World) -> None:
 async def test_a_standby_and_a_leader_are_both_ready(world: World, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text(SECRET)
-    listen = f"127.0.0.1:{_free_port()}"
+    listen = free_address()
     await world.scheduler("leader")
     await world.leads("leader")
     settings = SchedulerSettings(
@@ -387,13 +387,6 @@ async def test_stopping_while_the_broker_is_away_ends_at_once(
     stopping.set()
     async with asyncio.timeout(2):
         await serving
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 async def _told(world: World, batch_id: str) -> bool:

@@ -17,10 +17,10 @@ from services.scheduler.work_client import WorkClient
 from tests.kit.batches import Watch, chats, check_answers, ids, outcome, submit
 from tests.kit.eventually import eventually
 from tests.kit.nats_server import NatsServer
+from tests.kit.ports import free_port
 from tests.kit.scripted_window import SECRET, ScriptedWindow
 from tests.kit.service_processes import ServiceProcess, Services, services
 from tests.kit.started_lines import executions, read_started, started_to
-from tests.kit.store import free_port
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
 

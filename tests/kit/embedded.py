@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import random
 import shutil
 import signal
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -11,9 +10,9 @@ from typing import Final
 
 import psutil
 
-from services.cli.ports import FreePorts
 from tests.kit.doctoring import doctor_check
 from tests.kit.eventually import eventually
+from tests.kit.ports import free_address
 from tests.kit.started_lines import started_to
 from tests.kit.up import RunningUp, is_running
 
@@ -34,7 +33,7 @@ class EmbeddedSystem:
         self._executors = executors
         self.started_dir = folder / "started"
         self._environment = {**(environment or {}), **started_to(self.started_dir)}
-        self._listen = FreePorts(random.Random()).take()
+        self._listen = free_address()
         self._up: RunningUp | None = None
         self._pids: dict[str, int] = {}
         # While `up` is away there is nobody to start a child again.
@@ -67,9 +66,7 @@ class EmbeddedSystem:
         """Start it, and wait until batches can be taken."""
         self._data.parent.mkdir(parents=True, exist_ok=True)
         arguments = ("--engine", "simulated", "--executors", str(self._executors))
-        self._up = RunningUp(
-            self._data, (*arguments, "--listen", str(self._listen)), self._environment
-        )
+        self._up = RunningUp(self._data, (*arguments, "--listen", self._listen), self._environment)
         await asyncio.to_thread(self._up.wait_ready)
 
     async def close(self) -> None:

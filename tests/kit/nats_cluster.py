@@ -1,7 +1,6 @@
 """Three real nats-servers that form one cluster, each with a store directory of its own."""
 
 import os
-import random
 import shutil
 import signal
 import socket
@@ -14,7 +13,7 @@ from typing import Final
 
 import pytest
 
-from services.cli.ports import FreePorts
+from tests.kit.ports import free_port
 
 START_SECONDS: Final = 20.0
 STOP_SECONDS: Final = 5.0
@@ -126,8 +125,7 @@ class NatsCluster:
 
     def __init__(self, folder: Path, *, advertise: bool = True) -> None:
         """Keep each server's files below `folder`; runs nothing until `start`."""
-        free = FreePorts(random.Random())
-        ports = [free.take().port for _ in range(6)]
+        ports = [free_port() for _ in range(6)]
         self.members = [
             ClusterMember(
                 folder / f"n{number}",

@@ -11,6 +11,8 @@ from typing import Final
 
 import pytest
 
+from tests.kit.ports import free_port
+
 START_SECONDS: Final = 10.0
 STOP_SECONDS: Final = 5.0
 
@@ -26,7 +28,7 @@ class NatsServer:
         self._folder = folder
         self._more = more
         self._process: subprocess.Popen[bytes] | None = None
-        self._port = -1
+        self._port = free_port()
 
     @property
     def url(self) -> str:
@@ -61,12 +63,12 @@ class NatsServer:
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
-        # Written when it takes clients, and the only way to learn a port that it chose itself.
+        # Written when it takes clients.
         ports = self._folder / f"nats-server_{self._process.pid}.ports"
         deadline = time.monotonic() + START_SECONDS
         while True:
             try:
-                self._port = int(json.loads(ports.read_text())["nats"][0].rpartition(":")[2])
+                json.loads(ports.read_text())
             except (OSError, ValueError):
                 if self._process.poll() is not None or time.monotonic() > deadline:
                     raise RuntimeError(f"nats-server did not start: {log.read_text()}") from None

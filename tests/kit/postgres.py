@@ -17,7 +17,7 @@ import pytest
 
 from services.store import key_tables, uploads_tables, webhook_tables  # noqa: F401 - for their tables
 from services.store.models import metadata
-from tests.kit.store import free_port
+from tests.kit.ports import free_port
 
 START_SECONDS: Final = 30.0
 STOP_SECONDS: Final = 10.0

@@ -8,7 +8,6 @@ so that any process can be parted from any other.
 import asyncio
 import contextlib
 import os
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +15,12 @@ from typing import Final
 
 import httpx
 
-from services.cli.ports import FreePorts
 from tests.kit.backings import Backing, Blobs, Broker, Database, Member, freeze, start_again
 from tests.kit.doctoring import doctor_check
 from tests.kit.eventually import eventually
 from tests.kit.kept_process import BY_SIGNAL, KeptProcess
 from tests.kit.nats_cluster import NatsCluster
+from tests.kit.ports import free_address
 from tests.kit.service_processes import Gateway, ServiceProcess
 from tests.kit.started_lines import started_to
 from tests.kit.tcp_proxy import TcpProxy
@@ -86,7 +85,6 @@ class ProductionSystem:
             "NIGHTSHIFT_DIE_WITH_PARENT": str(os.getpid()),
         }
         self._parts = parts
-        self._ports = FreePorts(random.Random())
         self._stack = contextlib.AsyncExitStack()
         self._backings: dict[str, Backing] = {}
         self._services: dict[str, KeptProcess] = {}
@@ -141,7 +139,7 @@ class ProductionSystem:
         (self._folder / "secret").write_text("0123456789abcdef" * 4)
         await self._start_backings()
         names = [(kind, name) for kind in _ORDER for name in self.processes[kind]]
-        self._listens = {name: str(self._ports.take()) for _, name in names}
+        self._listens = {name: free_address() for _, name in names}
         for kind, name in names:
             self._services[name] = KeptProcess(await self._service(kind, name))
             self._services[name].start()
@@ -198,7 +196,7 @@ class ProductionSystem:
             ports = [await self._link(name, store) for store in self.processes["store"]]
             own["STORE"] = ",".join(f"127.0.0.1:{port}" for port in ports)
         if kind == "gateway":
-            own["GRPC_LISTEN"] = str(self._ports.take())
+            own["GRPC_LISTEN"] = free_address()
         else:
             shared |= await self._nats(name)
         if kind in ("scheduler", "executor"):

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import os
-import random
 import secrets
 import signal
 import subprocess
@@ -14,9 +13,9 @@ from typing import Final
 
 import httpx
 
-from services.cli.ports import FreePorts
 from services.kit import rpc
 from tests.kit.eventually import eventually
+from tests.kit.ports import free_address
 
 START_SECONDS: Final = 60.0
 STOP_SECONDS: Final = 40.0
@@ -131,7 +130,6 @@ class Services:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         # A port that a restarting service leaves for a moment is taken by nobody.
-        self._ports = FreePorts(random.Random())
         self.processes: list[ServiceProcess] = []
         self.stores: list[ServiceProcess] = []
         secret_file = folder / "secret"
@@ -151,7 +149,7 @@ class Services:
     def store(self, **settings: str) -> ServiceProcess:
         """Add a store; one that shares nothing with others unless the settings say so."""
         name = f"store-{len(self.stores)}"
-        address = str(self._ports.take())
+        address = free_address()
         settings = {"DATA_DIR": str(self.folder / name), "LISTEN": address, **settings}
         store = self._add(ServiceProcess, name, "store", address, settings)
         self.stores.append(store)
@@ -159,19 +157,19 @@ class Services:
 
     def scheduler(self, name: str, **settings: str) -> ServiceProcess:
         """Add a scheduler."""
-        address = str(self._ports.take())
+        address = free_address()
         settings = {"LISTEN": address, "STORE": self.store_list, "NAME": name, **settings}
         return self._add(ServiceProcess, name, "scheduler", address, settings)
 
     def executor(self, name: str, **settings: str) -> ServiceProcess:
         """Add an executor with the simulated engine."""
-        address = str(self._ports.take())
+        address = free_address()
         settings = {"LISTEN": address, "STORE": self.store_list, "NAME": name, **settings}
         return self._add(ServiceProcess, name, "executor", address, settings)
 
     def gateway(self, name: str, **settings: str) -> Gateway:
         """Add a gateway."""
-        http, address = str(self._ports.take()), str(self._ports.take())
+        http, address = free_address(), free_address()
         settings = {
             "LISTEN": http,
             "GRPC_LISTEN": address,

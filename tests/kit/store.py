@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterable, Iterator
@@ -29,6 +28,7 @@ from protos.nightshift.v1 import (
 from services.kit import ids, rpc
 from services.kit.errors import NightshiftError, from_rpc_error
 from tests.kit.eventually import eventually
+from tests.kit.ports import free_address
 
 DAY_SECONDS = 86_400
 START_SECONDS = 60.0
@@ -38,20 +38,12 @@ MODEL = "simulated"
 POOL = ids.pool_id_of(MODEL)
 
 
-def free_port() -> int:
-    """Return a port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 class StoreProcess:
     """A store on `data`; may be killed and started again on the same address."""
 
     def __init__(self, data: Path, environment: dict[str, str] | None = None) -> None:
         self.data = data
-        self.address = f"127.0.0.1:{free_port()}"
+        self.address = free_address()
         self.environment = environment or {}
         self.process: subprocess.Popen[bytes] | None = None
 

@@ -161,7 +161,8 @@ async def test_each_error_of_the_table_arrives_whole(
             "code": "some_code",
         }
     }
-    refused_for_good = kind.http_status == 409
+    # Of these statuses clients would ask again by themselves.
+    refused_for_good = not kind.retryable and kind.http_status in (409, 500)
     assert (answer.headers.get("x-should-retry") == "false") == refused_for_good
 
 

@@ -25,7 +25,8 @@ from services.store import doctor
 from services.store.settings import StoreSettings
 from tests.kit.eventually import eventually
 from tests.kit.nats_server import NatsServer
-from tests.kit.store import POOL, Client, chat_line, free_port
+from tests.kit.ports import free_port
+from tests.kit.store import POOL, Client, chat_line
 from tests.kit.template import Copied, Template
 
 T = TypeVar("T")

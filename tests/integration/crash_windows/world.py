@@ -22,7 +22,8 @@ from services.kit.errors import NightshiftError, UnavailableError
 from tests.integration.crash_windows import at_rest
 from tests.integration.store_work.harness import Worker
 from tests.kit.eventually import eventually
-from tests.kit.store import MODEL, POOL, free_port, our_errors
+from tests.kit.ports import free_port
+from tests.kit.store import MODEL, POOL, our_errors
 from tests.kit.template import Copied, Template
 
 T = TypeVar("T")

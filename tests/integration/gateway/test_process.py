@@ -21,7 +21,8 @@ from opentelemetry.proto.collector.trace.v1 import (
 
 from protos.nightshift.v1 import admin_pb2
 from tests.kit.eventually import eventually
-from tests.kit.store import StoreProcess, client_of, free_port
+from tests.kit.ports import free_port
+from tests.kit.store import StoreProcess, client_of
 
 pytestmark = pytest.mark.slow
 

@@ -18,7 +18,7 @@ from services.kit.errors import UnavailableError
 from services.kit.interceptors import ErrorsInterceptor
 from tests.integration.kit import echo
 from tests.kit.eventually import eventually
-from tests.kit.store import free_port
+from tests.kit.ports import free_port
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

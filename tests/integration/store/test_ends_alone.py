@@ -16,7 +16,8 @@ from protos.nightshift.v1 import batches_pb2, files_pb2
 from services.kit.errors import ConflictError
 from services.store.ender import STOP_MS
 from tests.integration.store_work.harness import Worker
-from tests.kit.store import StoreProcess, free_port
+from tests.kit.ports import free_port
+from tests.kit.store import StoreProcess
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(180)]
 
