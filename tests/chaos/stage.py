@@ -12,6 +12,7 @@ from pathlib import Path
 
 from openai import AsyncOpenAI
 
+from services.kit import tasks
 from tests.kit.batches import Json, Outcome, Watch, check_answers, ids, outcome, submit
 from tests.kit.eventually import eventually
 from tests.kit.up import RunningUp, is_running
@@ -122,9 +123,7 @@ async def played(
     try:
         yield ends
     finally:
-        for task in plays:
-            task.cancel()
-        await asyncio.gather(*plays, return_exceptions=True)
+        await tasks.end(*plays)
         closed = await asyncio.gather(
             *(stage.close() for stage in stages.values()), return_exceptions=True
         )

@@ -14,6 +14,7 @@ from typing import Final
 import pytest
 import pytest_asyncio
 
+from services.kit.tasks import end
 from tests.chaos.round import Report, play
 from tests.chaos.stacks import SETTINGS, STACKS
 
@@ -59,9 +60,7 @@ async def rounds(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Roun
     folder = tmp_path_factory.mktemp("schedule")
     tasks = {stack: asyncio.create_task(one_round(stack, folder / stack)) for stack in SEEDS}
     yield tasks
-    for task in tasks.values():
-        task.cancel()
-    await asyncio.gather(*tasks.values(), return_exceptions=True)
+    await end(*tasks.values())
 
 
 @pytest.mark.parametrize("stack", sorted(SEEDS))

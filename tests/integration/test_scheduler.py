@@ -16,6 +16,7 @@ from services.kit.bus import Bus
 from services.kit.clock import SystemClock
 from services.kit.errors import StaleTermError, UnavailableError
 from services.kit.ids import PoolId, pool_id_of
+from services.kit.tasks import end
 from services.scheduler.domain.policies.fifo import Fifo
 from services.scheduler.main import serve
 from services.scheduler.scheduler import Scheduler
@@ -48,8 +49,7 @@ class RunningScheduler:
 
     async def vanish(self) -> None:
         """End it without a word, as a kill does."""
-        self.task.cancel()
-        await asyncio.wait([self.task])
+        await end(self.task)
 
 
 @dataclass

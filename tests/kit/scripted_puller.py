@@ -7,6 +7,7 @@ from typing import Self
 from protos.nightshift.v1 import dispatch_pb2
 from services.kit.bus import Bus, BusFault
 from services.kit.ids import PoolId
+from services.kit.tasks import end
 
 
 class ScriptedPuller:
@@ -42,9 +43,7 @@ class ScriptedPuller:
 
     async def __aexit__(self, *_: object) -> None:
         """Fall silent, as one that was killed."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end(*self._tasks)
 
     def lines(self) -> list[tuple[str, int, int]]:
         """Return (batch, first line, number of lines) of what was received, in order."""

@@ -15,7 +15,7 @@ from openai import AsyncOpenAI
 
 from protos.nightshift.v1 import batches_pb2, events_pb2, events_pb2_grpc
 from services.gateway import events
-from services.gateway.main import Listening, running
+from services.gateway.main import running
 from services.gateway.settings import GatewaySettings
 from services.kit.errors import NotFoundError, UnavailableError, from_rpc_error
 from tests.kit.eventually import eventually
@@ -213,20 +213,23 @@ async def test_a_client_that_goes_away_is_not_waited_for(
         await ended.wait()
 
 
-async def test_a_client_that_takes_nothing_holds_little(
-    gateway: Listening, store: ScriptedStore
-) -> None:
+async def test_a_client_that_takes_nothing_holds_little(store: ScriptedStore) -> None:
     """Pages are asked for as they are taken: what lies in between is the kernel's buffers."""
     piece = results(b"x" * (256 * 1024 - 1) + b"\n", "2.1")
     script(store, *[page(piece, after="2.1")] * 200)
-    with socket.socket() as slow:
-        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
-        slow.setblocking(False)
-        loop = asyncio.get_running_loop()
-        await loop.sock_connect(slow, ("127.0.0.1", gateway.http_port))
-        await loop.sock_sendall(slow, f"GET {PATH} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
-        await _still(lambda: len(asked(store)))
-        taken = len(asked(store))
+    settings = GatewaySettings(
+        listen="127.0.0.1:0", grpc_listen="127.0.0.1:0", store=f"127.0.0.1:{store.port}"
+    )
+    # One of its own, whose end is the stream's: it asks for no page of the next test.
+    async with running(settings, SECRET) as gateway:
+        with socket.socket() as slow:
+            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+            slow.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(slow, ("127.0.0.1", gateway.http_port))
+            await loop.sock_sendall(slow, f"GET {PATH} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+            await _still(lambda: len(asked(store)))
+            taken = len(asked(store))
     # At most 6 MiB in the kernel, and a page on each side of it.
     assert 2 <= taken <= 30
     store.forget()

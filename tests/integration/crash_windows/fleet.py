@@ -21,6 +21,7 @@ import orjson
 from protos.nightshift.v1 import batches_pb2
 from services.kit import bus
 from services.kit.subjects import durable_of
+from services.kit.tasks import end
 from services.store import doctor
 from services.store.settings import StoreSettings
 from tests.kit.eventually import eventually
@@ -312,8 +313,7 @@ class Fleet:
 
     async def _close(self) -> None:
         if self._guard is not None:
-            self._guard.cancel()
-            await asyncio.gather(self._guard, return_exceptions=True)
+            await end(self._guard)
         if self.client is not None:
             await self.client.channel.close()
         for process in self._running.values():

@@ -19,6 +19,7 @@ from typing import Final, TypeVar
 from protos.nightshift.v1 import admin_pb2, models_pb2
 from services.kit import rpc
 from services.kit.errors import NightshiftError, UnavailableError
+from services.kit.tasks import end
 from tests.integration.crash_windows import at_rest
 from tests.integration.store_work.harness import Worker
 from tests.kit.eventually import eventually
@@ -364,15 +365,12 @@ class World:
 
     async def _stop_guard(self) -> None:
         if self._guard is not None:
-            self._guard.cancel()
-            await asyncio.gather(self._guard, return_exceptions=True)
+            await end(self._guard)
 
     async def close(self) -> None:
         """End everything."""
         await self._stop_guard()
-        for straggler in self._stragglers:
-            straggler.cancel()
-        await asyncio.gather(*self._stragglers, return_exceptions=True)
+        await end(*self._stragglers)
         for asker in self._clients.values():
             await asker.channel.close()
         for member in self._members:

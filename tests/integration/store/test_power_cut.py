@@ -191,8 +191,7 @@ async def test_what_was_acknowledged_survives_power_cuts(tmp_path: Path, seed: i
             every_seconds=0.001,
         )
         store.kill()
-        for task in load:
-            task.cancel()
+        await end(*load)
         for outcome in await asyncio.gather(*load, return_exceptions=True):
             assert outcome is None or isinstance(outcome, asyncio.CancelledError), outcome
         await client.channel.close()

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine
 
 from services.kit.errors import StaleTermError, UnavailableError
+from services.kit.tasks import end
 from services.store.models import attempts as attempt_rows
 from services.store.models import batches as batch_rows
 from tests.integration.store_work.crashing import Fleet, Gate, Ground, Member
@@ -210,7 +211,4 @@ async def _until(work: Any, over: asyncio.Event) -> Any:
 
 
 async def _stop(task: "asyncio.Task[Any]") -> None:
-    task.cancel()
-    await asyncio.wait({task})
-    if not task.cancelled():
-        task.exception()
+    await end(task)
