@@ -12,7 +12,7 @@ from openai import AsyncOpenAI
 from services.cli.admin import put_models
 from tests.kit.up import RunningUp, running_up
 
-LINE_TIMEOUT_SECONDS = 4.0
+LINE_TIMEOUT_SECONDS = 8.0
 STALL_SECONDS = 0.6
 MODELS = ("simulated", "poison", "stuck")
 """Each with an executor of its own, so that what kills one leaves the others alone."""
@@ -29,7 +29,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
     """Run `nightshift up` with simulated engines and short limits."""
     arguments = ["--engine", "simulated", *(f"--model={name}" for name in MODELS)]
     environment = {
-        "NIGHTSHIFT_GATEWAY_COMPLETION_WINDOWS": "24h,2s",
+        "NIGHTSHIFT_GATEWAY_COMPLETION_WINDOWS": "24h,2s,6s",
         "NIGHTSHIFT_EXECUTOR_LINE_TIMEOUT_SECONDS": str(LINE_TIMEOUT_SECONDS),
         "NIGHTSHIFT_EXECUTOR_STALL_SECONDS": str(STALL_SECONDS),
         "NIGHTSHIFT_STORE_MAX_LINE_BYTES": str(MAX_LINE_BYTES),
