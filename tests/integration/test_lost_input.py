@@ -6,6 +6,7 @@ import re
 import openai
 import pytest
 
+from tests.kit.batches import chats, jsonl
 from tests.kit.up import RunningUp, running_up, up, wait_until
 
 __all__ = ["running_up", "up"]
@@ -17,22 +18,7 @@ LINES = 400
 
 def content() -> bytes:
     """Requests that take the engine's seats for a while."""
-    return b"".join(
-        json.dumps(
-            {
-                "custom_id": f"r{number}",
-                "method": "POST",
-                "url": "/v1/chat/completions",
-                "body": {
-                    "model": "simulated",
-                    "messages": [{"role": "user", "content": f"say {number}"}],
-                    "x_simulate": {"delay_ms": 400},
-                },
-            }
-        ).encode()
-        + b"\n"
-        for number in range(LINES)
-    )
+    return jsonl(chats(LINES, x_simulate={"delay_ms": 400}))
 
 
 def opened(up: RunningUp) -> int:

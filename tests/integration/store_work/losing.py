@@ -4,14 +4,21 @@ import asyncio
 from typing import Any
 
 import orjson
+import pytest
 import sqlalchemy as sa
 
 from protos.nightshift.v1 import dispatch_pb2, events_pb2
-from services.store import doctor
+from services.store import doctor, salvage
 from services.store.models import batches, files
 from services.store.settings import StoreSettings
 from tests.integration.store_work.harness import Store, databases
 from tests.kit.store import our_errors
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look again at once for what is missing; in every module that imports it."""
+    monkeypatch.setattr(salvage, "CONFIRM_SECONDS", 0.01)
 
 
 async def input_of(store: Store, batch_id: str) -> Any:

@@ -5,7 +5,6 @@ import sqlalchemy as sa
 
 from protos.nightshift.v1 import batches_pb2, files_pb2
 from services.kit.errors import LostError
-from services.store import salvage
 from services.store.models import batches, blobs, files
 from tests.integration.store_work.harness import Store
 from tests.integration.store_work.losing import (
@@ -14,11 +13,14 @@ from tests.integration.store_work.losing import (
     input_taken,
     opened,
     put_back,
+    soon,
     taken,
     told_lines,
 )
 from tests.kit import uploads
 from tests.kit.store import chat_line, our_errors
+
+__all__ = ["soon"]
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
@@ -29,12 +31,6 @@ EXPIRED = batches_pb2.BATCH_STATUS_EXPIRED
 FAILED = batches_pb2.BATCH_STATUS_FAILED
 VALIDATING = batches_pb2.BATCH_STATUS_VALIDATING
 DAY = 86_400
-
-
-@pytest.fixture(autouse=True)
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look again at once for what is missing."""
-    monkeypatch.setattr(salvage, "CONFIRM_SECONDS", 0.01)
 
 
 # --- the line index ---------------------------------------------------------------------------

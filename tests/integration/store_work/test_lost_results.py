@@ -8,7 +8,6 @@ import sqlalchemy as sa
 
 from protos.nightshift.v1 import batches_pb2
 from services.kit.errors import LostError, NotFoundError, UnavailableError
-from services.store import salvage
 from services.store.models import blobs, files, segments
 from services.store.results_repo import INLINE_BYTES
 from tests.integration.store_work.harness import Store
@@ -17,11 +16,14 @@ from tests.integration.store_work.losing import (
     input_taken,
     opened,
     put_back,
+    soon,
     taken,
     told_lines,
 )
 from tests.kit import uploads
 from tests.kit.store import chat_line
+
+__all__ = ["soon"]
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
@@ -30,12 +32,6 @@ CANCELLED = batches_pb2.BATCH_STATUS_CANCELLED
 COMPLETED = batches_pb2.BATCH_STATUS_COMPLETED
 FINALIZING = batches_pb2.BATCH_STATUS_FINALIZING
 DAY = 86_400
-
-
-@pytest.fixture(autouse=True)
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look again at once for what is missing."""
-    monkeypatch.setattr(salvage, "CONFIRM_SECONDS", 0.01)
 
 
 # --- results ------------------------------------------------------------------------------------
