@@ -27,6 +27,8 @@ SEATS = 8
 START_SECONDS = 180
 IDLE_SECONDS = 0.3
 """An engine whose processes use no processor for this long is at rest."""
+SECONDS_TO_STOP = 2
+"""How long an engine may compute for a batch that was cancelled; its lines would take a minute."""
 TINY, SMALL = "tiny", "smollm2-135m"
 
 
@@ -151,8 +153,7 @@ async def test_a_cancel_stops_the_engine(system: RunningUp, client: AsyncOpenAI)
     # At work, and far from the end.
     await eventually(lambda: _cpu_seconds(processes) > used + 0.5)
     assert (await client.batches.cancel(watch.batch.id)).status == "cancelling"
-    began = time.monotonic()
-    seen = [(began, _cpu_seconds(processes))]
+    seen = [(time.monotonic(), _cpu_seconds(processes))]
 
     def idle() -> bool:
         now, used = time.monotonic(), _cpu_seconds(processes)
@@ -161,7 +162,8 @@ async def test_a_cancel_stops_the_engine(system: RunningUp, client: AsyncOpenAI)
         return bool(earlier) and used - earlier[-1][1] <= 0.02
 
     await eventually(idle, every_seconds=0.02)
-    assert time.monotonic() - began < 1 + IDLE_SECONDS + 1.5
+    # What it worked on is the measure: a busy machine makes a second longer, not more of it.
+    assert seen[-1][1] - seen[0][1] < SECONDS_TO_STOP
     batch = await watch.end()
     assert batch.status == "cancelled"
     found = await outcome(client, batch, ids(lines))

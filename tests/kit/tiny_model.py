@@ -9,6 +9,8 @@ CHAT_TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 _SPECIAL_TOKENS = ("<|end|>", "<|pad|>", "<|system|>", "<|user|>", "<|assistant|>")
+END_TOKEN = 0
+"""The number of the first special token, with which the model ends its answers."""
 _CORPUS = ("the quick brown fox jumps over the lazy dog", "a batch of requests waits for the night")
 
 
@@ -30,7 +32,7 @@ def make_tiny_model(folder: Path) -> Path:
     )
     bpe.train_from_iterator(_CORPUS, trainer)
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=bpe, eos_token="<|end|>", pad_token="<|pad|>"
+        tokenizer_object=bpe, eos_token=_SPECIAL_TOKENS[END_TOKEN], pad_token="<|pad|>"
     )
     tokenizer.chat_template = CHAT_TEMPLATE
     tokenizer.save_pretrained(folder)
