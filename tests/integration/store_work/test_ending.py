@@ -1,13 +1,17 @@
 """Cancel and expiry end every batch on time, keep what is finished, and account for every line."""
 
+from dataclasses import replace
+
 import pytest
 import sqlalchemy as sa
 
 from protos.nightshift.v1 import batches_pb2, dispatch_pb2, files_pb2
 from services.kit.errors import ConflictError
 from services.kit.result_line import MESSAGES
+from services.store.ender import STOP_MS, Ender
 from services.store.models import outbox
-from tests.integration.store_work.harness import Store, frame
+from tests.integration.store_work.harness import Store, frame, reader_of
+from tests.kit.eventually import eventually
 from tests.kit.store import chat_line
 
 pytestmark = pytest.mark.integration
@@ -207,6 +211,31 @@ async def test_all_lines_done_at_the_deadline_is_completed(store: Store) -> None
 
 
 # contract: 70
+async def test_the_ender_has_itself_woken_for_what_falls_due_before_its_next_turn(
+    store: Store,
+) -> None:
+    """Its turns come each second: waiting for one would make each end up to that much late."""
+    woken: list[str] = []
+    context = replace(store.context, wake=woken.append)
+    ender = Ender(context, reader_of(context))
+    stopping, late = await store.batch(1), await store.batch(1, window_seconds=60)
+    (dispatch,) = await store.cut((stopping, 1))
+    await store.open(dispatch)
+    await store.cancel(stopping)
+    await ender.run_once()
+    assert woken == []
+    for wait_seconds in (STOP_MS / 1000 - 0.05, 57.95):
+        store.clock.advance(wait_seconds)
+        await ender.run_once()
+        await eventually(lambda: "ender" in woken)
+        store.clock.advance(0.05)
+        await ender.run_once()
+        woken.clear()
+    await store.turn()
+    assert (await store.get(stopping)).status == CANCELLED
+    assert (await store.get(late)).status == EXPIRED
+
+
 async def test_end_files_expire_after_they_were_made(store: Store) -> None:
     file = await store.upload(chat_line("r0"))
     ids = []

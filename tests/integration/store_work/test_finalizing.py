@@ -1,14 +1,17 @@
 """End files: every line once, in input order, in bounded memory, whatever happens on the way."""
 
+import asyncio
 import random
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
 from protos.nightshift.v1 import batches_pb2, work_pb2
 from services.store.blobs.base import BlobMissingError
+from services.store.domain.patience import SUSPECT_TRIES
 from services.store.finalizer import Announced
 from services.store.models import (
     attempts,
@@ -21,6 +24,7 @@ from services.store.models import (
     segments,
 )
 from tests.integration.store_work.harness import Store, frame, result, running
+from tests.kit.eventually import eventually
 from tests.kit.store import chat_line
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -256,6 +260,51 @@ async def test_a_failure_holds_up_no_other_batch_and_is_tried_again(store: Store
     assert batch.nightshift.reason == ""
     output, error = await store.end_files(broken)
     assert (len(output), error) == (1, [])
+
+
+async def test_a_batch_that_ended_its_store_before_has_the_finalizer_to_itself(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It begins when nothing is at work, and nothing begins beside it."""
+    sound, suspect, late = [await store.batch(1) for _ in range(3)]
+    tokens = {each: await open_all(store, each, 1) for each in (sound, suspect, late)}
+    for each in (sound, suspect):
+        await store.finish(tokens[each], [0], each)
+    tried = {"tries": SUSPECT_TRIES, "retry_ms": store.context.now_ms()}
+    await store.context.db.write(
+        "test.step",
+        lambda connection: connection.execute(
+            batches.update().where(batches.c.id == suspect).values(tried)
+        ),
+    )
+    claim, finish = store.finalizer._claim, store.finalizer._finish
+    looks = 0
+    at_work: list[str] = []
+    beside: list[tuple[str, list[str]]] = []
+
+    async def counted(most: int) -> list[tuple[Any, str]]:
+        nonlocal looks
+        found = await claim(most)
+        looks += 1
+        return found
+
+    async def held(batch: Any, parts: Announced) -> None:
+        beside.append((batch.id, list(at_work)))
+        at_work.append(batch.id)
+        if batch.id == suspect:
+            await store.finish(tokens[late], [0], late)
+        # Others are looked for meanwhile.
+        enough = looks + 2
+        await eventually(lambda: looks >= enough)
+        await finish(batch, parts)
+        at_work.remove(batch.id)
+
+    monkeypatch.setattr(store.finalizer, "_claim", counted)
+    monkeypatch.setattr(store.finalizer, "_finish", held)
+    await asyncio.wait_for(store.finalizer.run_once(), 60)
+    assert beside == [(sound, []), (suspect, []), (late, [])]
+    for each in (sound, suspect, late):
+        assert (await store.get(each)).status == COMPLETED
 
 
 async def retry_ms(store: Store, batch_id: str) -> int:
