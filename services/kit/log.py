@@ -32,8 +32,15 @@ def configure(service: str, level: str = "INFO") -> None:
     """
     if level.upper() not in LEVELS:
         raise ValueError(f"NIGHTSHIFT_LOG_LEVEL is one of {', '.join(LEVELS)}, not {level!r}")
+
+    def add_service(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+        # Not bound: what is bound is seen by the thread that bound it, and a store has others.
+        event.setdefault("service", service)
+        return event
+
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
+        add_service,
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -61,7 +68,6 @@ def configure(service: str, level: str = "INFO") -> None:
     root.setLevel(level.upper())
     for noisy in ("nats", "uvicorn.access", "httpx", "opentelemetry"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
-    structlog.contextvars.bind_contextvars(service=service)
 
 
 def get_logger(name: str) -> Logger:

@@ -46,6 +46,17 @@ def test_bound_ids_are_in_every_line_of_a_library_too() -> None:
     ]
 
 
+def test_a_line_of_any_thread_has_the_service() -> None:
+    lines = lines_of(
+        "import threading\n"
+        "for target in (log.get_logger('ours').info, logging.getLogger('library').info):\n"
+        "    thread = threading.Thread(target=target, args=('watered',))\n"
+        "    thread.start()\n"
+        "    thread.join()\n"
+    )
+    assert [(line["event"], line["service"]) for line in lines] == [("watered", "plant")] * 2
+
+
 def test_no_key_and_no_body_is_logged() -> None:
     lines = lines_of(
         "names = ['authorization', 'api_key', 'secret', 'body', 'content', 'data']\n"
