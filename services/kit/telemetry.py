@@ -6,6 +6,7 @@ gRPC metadata, in NATS headers and in the batch's row, so that a batch is one tr
 
 import contextlib
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
@@ -15,6 +16,9 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 
 _ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+
+FLUSH_SECONDS: Final = 2.0
+"""What is left to export gets this long at the end: who collects it may be away."""
 
 tracer: Final = trace.get_tracer("nightshift")
 """Spans of our own steps; a no-op until `configure` finds an exporter."""
@@ -30,7 +34,10 @@ def enabled() -> bool:
 
 
 def configure(service: str, exporter: SpanExporter | None = None) -> Callable[[], None]:
-    """Export spans if the environment says where to, or to `exporter`; return what flushes them."""
+    """Export spans if the environment says where to, or to `exporter`; return what flushes them.
+
+    That is called at the end of the process, and gives up after `FLUSH_SECONDS`.
+    """
     if exporter is None:
         if not enabled():
             return lambda: None
@@ -38,10 +45,21 @@ def configure(service: str, exporter: SpanExporter | None = None) -> Callable[[]
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
         exporter = OTLPSpanExporter()
-    provider = TracerProvider(resource=Resource.create({"service.name": f"nightshift-{service}"}))
+    provider = TracerProvider(
+        resource=Resource.create({"service.name": f"nightshift-{service}"}),
+        # At exit it would wait for as long as it does by itself.
+        shutdown_on_exit=False,
+    )
     provider.add_span_processor(BatchSpanProcessor(exporter))
     trace.set_tracer_provider(provider)
-    return provider.shutdown
+
+    def flush() -> None:
+        # In a thread: a collector that does not answer holds it up for up to half a minute.
+        last = threading.Thread(target=provider.shutdown, name="flush-traces", daemon=True)
+        last.start()
+        last.join(FLUSH_SECONDS)
+
+    return flush
 
 
 def current_traceparent() -> str:

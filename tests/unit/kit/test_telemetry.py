@@ -78,3 +78,26 @@ print(there.context.trace_id == here.context.trace_id, there.parent.span_id == h
 print(here.resource.attributes['service.name'])
 """
     assert outcome(code).splitlines() == ["True True", "nightshift-plant"]
+
+
+def test_a_collector_that_does_not_answer_does_not_hold_up_the_end() -> None:
+    code = """
+import threading
+from opentelemetry.sdk.trace.export import SpanExporter
+asked = threading.Event()
+class Silent(SpanExporter):
+    def export(self, spans):
+        asked.set()
+        threading.Event().wait()
+    def shutdown(self):
+        threading.Event().wait()
+telemetry.FLUSH_SECONDS = 0.1
+flush = telemetry.configure('plant', Silent())
+with telemetry.tracer.start_as_current_span('step'):
+    pass
+flush()
+asked.wait()
+print('ended')
+"""
+    # Whoever waits for it waits for ever.
+    assert outcome(code) == "ended"
