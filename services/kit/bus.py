@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import nats
+from google.protobuf.message import DecodeError
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.kv import KeyValue
@@ -194,7 +195,9 @@ class Bus:
         try:
             # The first None marks the end of what stands there now.
             while (entry := await watcher.updates(timeout=_ANSWER_SECONDS)) is not None:
-                found.append(dispatch_pb2.ExecutorBeat.FromString(entry.value or b""))
+                # One that cannot be read must not hide the others.
+                with contextlib.suppress(DecodeError):
+                    found.append(dispatch_pb2.ExecutorBeat.FromString(entry.value or b""))
         finally:
             await watcher.stop()
         return found

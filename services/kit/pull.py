@@ -8,6 +8,7 @@ from typing import Final
 
 import nats.errors
 import nats.js.errors
+from google.protobuf.message import DecodeError
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
@@ -32,6 +33,8 @@ _REST_SECONDS: Final = 0.1
 _FIRST_NEWER_SECONDS: Final = 0.25
 _MOST_NEWER_SECONDS: Final = 5.0
 _MOST_PAUSE_SECONDS: Final = 1.0
+# What cannot be read at all is left like one of a version that nobody here has.
+_UNREADABLE: Final = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,7 @@ class Puller:
     async def fetch(self, most: int) -> list[Delivery]:
         """Return 1 to `most` deliveries as soon as there are any, or none after `FETCH_SECONDS`.
 
-        Dispatches of a newer version than this executor understands go back for others.
+        Dispatches that it does not understand, as of a newer version, go back for others.
 
         Raises:
             nats.errors.Error: stream or consumer is gone, or has no leader; back off and ask again,
@@ -160,7 +163,11 @@ class Puller:
 
 
 def _read(data: bytes) -> dispatch_pb2.Dispatch:
-    return dispatch_pb2.Dispatch.FromString(data)
+    try:
+        return dispatch_pb2.Dispatch.FromString(data)
+    except DecodeError:
+        # One such message would else end every executor that it comes to, again and again.
+        return dispatch_pb2.Dispatch(version=_UNREADABLE)
 
 
 def _growing(times: int) -> float:

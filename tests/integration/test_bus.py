@@ -113,6 +113,21 @@ async def test_a_newer_version_is_left_for_a_newer_executor(connection: Bus) -> 
     assert [delivery.dispatch.chunk_id for delivery in found] == [dispatch(2).chunk_id]
 
 
+async def test_what_cannot_be_read_is_left_alone(connection: Bus, nats_server: NatsServer) -> None:
+    """Both would end whoever reads them, as often as it is started again."""
+    await connection.ensure_consumer(POOL)
+    await connection.put_beat(beat("executor-0"))
+    other = await nats.connect(nats_server.url)
+    stream = other.jetstream()
+    await stream.publish(subjects.work_subject(POOL), b"\xff")
+    await (await stream.key_value(bus.EXECUTORS_BUCKET)).put("executor-1", b"\xff")
+    await other.close()
+    await connection.publish_dispatch(dispatch(2))
+    found = await (await connection.pull_from(POOL)).fetch(8)
+    assert [delivery.dispatch.chunk_id for delivery in found] == [dispatch(2).chunk_id]
+    assert [each.executor_id for each in await connection.beats()] == ["executor-0"]
+
+
 @pytest.mark.slow
 async def test_newer_messages_alone_keep_an_older_executor_calm(connection: Bus) -> None:
     await connection.ensure_consumer(POOL)
