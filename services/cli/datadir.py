@@ -52,11 +52,14 @@ class DataDir:
             self.run.mkdir(mode=0o700, exist_ok=True)
             descriptor = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
-            raise DataDirError(f"{self.root} cannot be used: {error.strerror}") from error
+            raise _unusable(self.root, error) from error
         try:
             self._lock(descriptor)
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+            try:
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+            except OSError as error:
+                raise _unusable(self.root, error) from error
             yield descriptor
         finally:
             os.close(descriptor)
@@ -78,9 +81,14 @@ class DataDir:
             time.sleep(0.05)
 
     def ensure_secret(self) -> Path:
-        """Return the services' secret file, made with mode 0600 where it is missing."""
+        """Return the services' secret file, made with mode 0600 where it is missing.
+
+        Raises:
+            DataDirError: it cannot be written; likewise for all that is written here.
+        """
         if not self._secret.exists():
             _write("up.secret", self._secret, secrets.token_hex(32) + "\n")
+            _sync(self.root)
         return self._secret
 
     def write_nats_config(self, port: int) -> None:
@@ -101,6 +109,7 @@ class DataDir:
     def write_addresses(self, addresses: dict[str, str]) -> None:
         """Record where services listen and keep things, for commands that name the directory."""
         _write("up.addresses", self._addresses, json.dumps(addresses) + "\n")
+        _sync(self.root)
 
     def read_secret(self) -> str:
         """Return the services' secret. Raises `DataDirError` where no `up` ever ran."""
@@ -145,15 +154,18 @@ class DataDir:
         """Return what the pid files say: process id → name of the child."""
         found = {}
         for file in self.run.glob("*.pid"):
-            text = file.read_text().strip()
-            if text.isdigit():
-                found[int(text)] = file.stem
+            # A child that ends meanwhile takes its file with it.
+            with contextlib.suppress(FileNotFoundError):
+                text = file.read_text().strip()
+                if text.isdigit():
+                    found[int(text)] = file.stem
         return found
 
     def write_pid(self, name: str, pid: int) -> None:
         """Record a running child; readers see the whole file or none."""
         # The half-written file stays outside run/, which holds pid files and nothing else.
-        _write("up.pid", self.run / f"{name}.pid", f"{pid}\n", self.root / f".{name}.pid.new")
+        beside = self.root / f".{name}.pid.new"
+        _write("up.pid", self.run / f"{name}.pid", f"{pid}\n", beside, synced=False)
 
     def remove_pid(self, name: str) -> None:
         """Forget a child that is gone."""
@@ -161,14 +173,48 @@ class DataDir:
             (self.run / f"{name}.pid").unlink(missing_ok=True)
 
 
-def _write(step: str, path: Path, text: str, beside: Path | None = None) -> None:
-    """Write a file so that readers see all of it or nothing; `step` names its failpoints."""
+def _unusable(path: Path, error: OSError) -> DataDirError:
+    return DataDirError(f"{path} cannot be used: {error.strerror}")
+
+
+def _write(
+    step: str, path: Path, text: str, beside: Path | None = None, *, synced: bool = True
+) -> None:
+    """Write a file so that readers see all of it or nothing; `step` names its failpoints.
+
+    Where it is `synced`, that is so after a power cut, too.
+
+    Raises:
+        DataDirError: it cannot be written.
+    """
     beside = beside or path.with_name(f".{path.name}.new")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-    with failpoints.around(step):
-        beside.replace(path)
+    try:
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+            file.flush()
+            if synced:
+                os.fsync(descriptor)
+        with failpoints.around(step):
+            beside.replace(path)
+    except OSError as error:
+        raise _unusable(path, error) from error
+
+
+def _sync(folder: Path) -> None:
+    """Wait until the names in a folder are on disk.
+
+    Raises:
+        DataDirError: they cannot be synced.
+    """
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise _unusable(folder, error) from error
 
 
 def _is_running(pid: str) -> bool:

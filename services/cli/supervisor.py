@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from services.cli.datadir import DataDir
+from services.cli.datadir import DataDir, DataDirError
 from services.kit.log import get_logger
 
 _log = get_logger(__name__)
@@ -129,7 +129,7 @@ class Child:
         self._process = process
         try:
             self._data.write_pid(self.spec.name, process.pid)
-        except OSError as error:
+        except DataDirError as error:
             # A full disk must not leave a child that nobody waits for.
             _log.error("pid_not_written", child=self.spec.name, error=str(error))
         self._started.set()
@@ -141,7 +141,11 @@ class Child:
         self._process = None
         # An engine's processes hold GPU memory that the next start needs.
         _signal_group(process.pid, signal.SIGKILL)
-        self._data.remove_pid(self.spec.name)
+        try:
+            self._data.remove_pid(self.spec.name)
+        except OSError as error:
+            # Nor may a disk that failed end what starts it again.
+            _log.error("pid_not_removed", child=self.spec.name, error=str(error))
 
 
 def _signal(pid: int, number: int) -> None:

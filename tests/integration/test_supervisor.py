@@ -14,6 +14,7 @@ from services.cli.datadir import OWNER_VARIABLE, DataDir, DataDirError
 from services.cli.leftovers import end_leftovers
 from services.cli.supervisor import Child, ChildSpec
 from tests.kit.eventually import eventually
+from tests.kit.power_cut import PowerCut
 from tests.kit.up import is_running
 
 SLEEPER = "import time; time.sleep(600)"
@@ -84,6 +85,16 @@ async def test_a_child_that_ends_by_itself_is_started_again_too(
     await child.start()
     await eventually(lambda: marks.exists() and len(marks.read_text()) >= 3)
     assert child.exit_code == 0
+
+
+async def test_a_child_whose_pid_file_cannot_be_made_or_removed_is_started_again(
+    data: DataDir, make_child: MakeChild, tmp_path: Path
+) -> None:
+    (data.run / "child-0.pid").mkdir()
+    marks = tmp_path / "marks"
+    child = make_child("import sys; open(sys.argv[1], 'a').write('x')", str(marks))
+    await child.start()
+    await eventually(lambda: marks.exists() and len(marks.read_text()) >= 3)
 
 
 async def test_stop_ends_it_and_takes_its_pid_file_away(
@@ -183,3 +194,43 @@ def test_the_secret_is_for_its_owner_only_and_stays(data: DataDir) -> None:
     assert len(bytes.fromhex(secret)) == 32
     data.ensure_secret()
     assert data.read_secret() == secret
+
+
+def test_a_pid_file_that_goes_while_they_are_read_is_none(data: DataDir) -> None:
+    data.write_pid("store", 17)
+    # Listed, and gone when it is opened.
+    (data.run / "gateway.pid").symlink_to(data.run / "gone")
+    assert data.pids() == {17: "store"}
+
+
+def test_a_directory_that_cannot_be_written_is_told_by_name(data: DataDir) -> None:
+    (data.root / ".secret.new").mkdir()
+    with pytest.raises(DataDirError, match=r"secret cannot be used: Is a directory"):
+        data.ensure_secret()
+
+
+def test_what_it_keeps_is_whole_after_a_power_cut(tmp_path: Path) -> None:
+    disk = PowerCut(tmp_path)
+    kept = """
+import os, sys
+from pathlib import Path
+from services.cli.datadir import DataDir
+data = DataDir(Path(sys.argv[1]))
+with data.locked():
+    # The store's part, as is the directory's own name.
+    os.fsync(os.open(data.root.parent, os.O_RDONLY))
+    data.ensure_secret()
+    data.write_addresses({"database": "postgresql://db/nightshift"})
+    print(data.read_secret())
+"""
+    data = DataDir(disk.root / "data")
+    done = subprocess.run(
+        [sys.executable, "-c", kept, str(data.root)],
+        env={**os.environ, **disk.environment()},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    disk.cut()
+    assert data.read_secret() == done.stdout.strip()
+    assert data.noted("database") == "postgresql://db/nightshift"
