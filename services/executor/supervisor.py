@@ -87,6 +87,7 @@ class Supervisor:
             death = self._death = loop.create_future()
             self._runner.use(self._engine)
             self._presence.set_state(State.ENGINE_STATE_READY, seats=self._engine.seats)
+            _log.info("engine_ready", engine=self._engine.name, seats=self._engine.seats)
             answered_before, born = self._runner.answered, self._clock.monotonic()
             while not death.done():
                 await asyncio.wait([death], timeout=WATCH_SECONDS)

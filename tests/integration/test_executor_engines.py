@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 
 import pytest
+import structlog
 
 from protos.nightshift.v1 import dispatch_pb2, work_pb2
 from services.executor import executor as executors
@@ -85,6 +86,13 @@ async def test_an_engine_that_does_not_start_is_told_of_and_takes_no_work(
     assert fleet.said_ready[-1]
     assert (fleet.rooms[-1].engine_state, fleet.rooms[-1].trouble) == (READY, "")
     await fleet.settled()
+
+
+async def test_an_engine_that_takes_work_is_told_of_in_the_log(fleet: Fleet) -> None:
+    with structlog.testing.capture_logs() as logs:
+        await fleet.start(engine=SimulatedEngine(seats=3))
+        [told] = await eventually(lambda: [one for one in logs if one["event"] == "engine_ready"])
+    assert (told["engine"], told["seats"]) == ("simulated", 3)
 
 
 async def test_an_engine_that_dies_again_and_again_waits_longer_each_time(fleet: Fleet) -> None:
