@@ -75,7 +75,6 @@ class Reporter:
         self._unacked: deque[Frame] = deque()
         self._work = asyncio.Event()
         self._stream = 0
-        self._acked_at = 0.0
         self._pending_bytes = 0
         self._on_room: Callable[[], None] = lambda: None
 
