@@ -45,17 +45,17 @@ class _Budget:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._held = 0
-        self._changed = asyncio.Condition()
+        self._given = asyncio.Event()
 
     async def take(self, size: int) -> None:
-        async with self._changed:
-            await self._changed.wait_for(lambda: not self._held or self._held + size <= self._limit)
-            self._held += size
+        while self._held and self._held + size > self._limit:
+            self._given.clear()
+            await self._given.wait()
+        self._held += size
 
-    async def give(self, size: int) -> None:
-        async with self._changed:
-            self._held -= size
-            self._changed.notify_all()
+    def give(self, size: int) -> None:
+        self._held -= size
+        self._given.set()
 
 
 class _Incoming:
@@ -128,7 +128,7 @@ class Appender:
         try:
             async for frame in self._assemble(incoming):
                 await self._budget.take(len(frame.payload))
-                await waiting.put(asyncio.create_task(self._append(frame)))
+                await waiting.put(self._begin(frame))
         finally:
             ending.cancel()
             # What was read is still answered; the reader's own failure comes after it.
@@ -155,11 +155,18 @@ class Appender:
         if first is not None:
             raise InvalidRequestError("The stream ended inside a frame.")
 
+    def _begin(self, frame: _Assembled) -> "asyncio.Task[Answer]":
+        task = asyncio.create_task(self._append(frame))
+
+        def ended(_task: object) -> None:
+            # Not by the task itself: one that is cancelled before it begins never runs.
+            self._budget.give(len(frame.payload))
+
+        task.add_done_callback(ended)
+        return task
+
     async def _append(self, frame: _Assembled) -> Answer:
-        try:
-            recorded = await self._record(frame)
-        finally:
-            await self._budget.give(len(frame.payload))
+        recorded = await self._record(frame)
         return Answer(frame=frame.number, accepted=recorded.accepted, sealed=recorded.sealed)
 
     async def _record(self, frame: _Assembled) -> Recorded:

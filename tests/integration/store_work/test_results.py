@@ -1,5 +1,7 @@
 """First durable result wins, however often, late and in whatever size results come."""
 
+import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +11,7 @@ import sqlalchemy as sa
 from protos.nightshift.v1 import batches_pb2, work_pb2
 from services.kit.errors import InvalidRequestError, TooLargeError
 from services.kit.frames import FRAME_BYTES, RESULT_RECORD
+from services.store import appending
 from services.store.models import blobs, segments
 from tests.integration.store_work.harness import Store, frame, result, running
 
@@ -183,3 +186,32 @@ async def test_many_frames_are_acknowledged_in_order(store: Store) -> None:
     assert [ack.frame for ack in acks] == list(range(1, 301))
     assert all(ack.accepted == 1 for ack in acks)
     assert (await store.get(batch_id)).status == batches_pb2.BATCH_STATUS_FINALIZING
+
+
+async def test_room_of_frames_whose_stream_breaks_off_is_given_back(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of one that was read at that very moment, on which no work has begun."""
+    batch_id, token = await open_one(store, 4)
+    one, two = [frame(token, batch_id, [line], number=line + 1) for line in (0, 1)]
+    both = frame(token, batch_id, [2, 3])
+    monkeypatch.setattr(appending, "BYTES_IN_FLIGHT", len(both.payload))
+    appender = appending.Appender(store.context)
+
+    async def breaks_off() -> AsyncIterator[work_pb2.AppendResultsRequest]:
+        yield one
+        asking.cancel()
+        yield two
+        await asyncio.Event().wait()
+
+    answers = appender.answers(breaks_off())
+    asking = asyncio.create_task(anext(answers))
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+
+    async def whole() -> AsyncIterator[work_pb2.AppendResultsRequest]:
+        yield both
+
+    async with asyncio.timeout(30):
+        (ack,) = [each async for each in appender.answers(whole())]
+    assert ack.accepted == 2
