@@ -122,7 +122,7 @@ class InputReader:
         """Read an index, or begin to make it again."""
         until, why = self._lost.get(name, (0.0, None))
         if why is not None and self._clock.monotonic() < until:
-            raise BlobMissingError(why.name)
+            raise type(why)(why.name)
         try:
             data = await read_whole(self._blobs, name)
             index = LineIndex.from_bytes(data)
@@ -134,8 +134,10 @@ class InputReader:
             self._keep(name, index, len(data))
 
     def _keep(self, name: str, index: LineIndex, size: int) -> None:
+        # It may stand there: where a read failed, two who waited for it read at once.
+        _, before = self._cache.pop(name, (None, 0))
         self._cache[name] = (index, size)
-        self._cached_bytes += size
+        self._cached_bytes += size - before
         while self._cached_bytes > _CACHED_BYTES and len(self._cache) > 1:
             _, (_, size) = self._cache.popitem(last=False)
             self._cached_bytes -= size

@@ -6,12 +6,33 @@ from pathlib import Path
 import pytest
 
 from services.kit.clock import ManualClock
+from services.kit.errors import UnavailableError
 from services.store.blobs.base import BlobMissingError
 from services.store.blobs.local import LocalBlobs
 from services.store.domain.line_index import LineIndex, LineIndexer
 from services.store.input_reader import IndexPendingError, InputReader
 
 pytestmark = pytest.mark.unit
+
+
+class Faulty(LocalBlobs):
+    """Blobs of which the first read fails; the next two end when both have begun."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.reads = 0
+        self.both = asyncio.Event()
+
+    async def read(self, name: str, offset: int, length: int) -> bytes:
+        self.reads += 1
+        if self.reads == 1:
+            # Let others come who want the same.
+            await asyncio.sleep(0)
+            raise UnavailableError("away")
+        if self.reads == 3:
+            self.both.set()
+        await self.both.wait()
+        return await super().read(name, offset, length)
 
 
 class Maker:
@@ -60,3 +81,17 @@ async def test_what_cannot_be_made_again_is_not_tried_by_everybody(tmp_path: Pat
     clock.advance(5)
     await reader.index("p/index/1")
     assert maker.made == 2
+
+
+async def test_what_is_read_twice_takes_its_room_once(tmp_path: Path) -> None:
+    """Two may read an index at once where one before them could not."""
+    blobs = Faulty(tmp_path)
+    index = LineIndexer(max_lines=10, max_line_bytes=100, key=b"").finish()
+    await blobs.put("test.step", "p/index/0", index.to_bytes())
+    reader = InputReader(blobs, Maker().make_again, ManualClock())
+    first, second = [asyncio.create_task(reader.index("p/index/0")) for _ in range(2)]
+    with pytest.raises(UnavailableError):
+        await first
+    await asyncio.gather(second, reader.index("p/index/0"))
+    assert blobs.reads == 3
+    assert reader._cached_bytes == sum(size for _, size in reader._cache.values())
