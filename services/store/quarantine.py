@@ -231,6 +231,10 @@ class _Batch:
         )
 
     def _died_alone(self, chunk: Row, loss: Loss, left: list[Range], started: list[Range]) -> None:
+        if not left:
+            # Who was taken for lost before had not lost them.
+            chunks_repo.finish(self.connection, chunk.id)
+            return
         unseen = not started and not loss.seen
         if unseen and (chunk.deaths + 1) % UNSEEN_ALONE:
             # It counts when it has come to that again and again: there must be an end to it.

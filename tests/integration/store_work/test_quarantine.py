@@ -7,9 +7,11 @@ import asyncio
 import math
 
 import pytest
+import sqlalchemy as sa
 
 from protos.nightshift.v1 import batches_pb2, dispatch_pb2, work_pb2
 from services.kit.result_line import MESSAGES
+from services.store.models import chunks
 from tests.integration.store_work.harness import Store, ranges_of
 
 pytestmark = pytest.mark.integration
@@ -347,3 +349,21 @@ async def test_a_late_result_of_a_line_about_to_be_given_up_counts_and_holds_nob
 
     assert (await store.get(batch_id)).request_counts.completed == 1
     assert (await store.get(batch_id)).request_counts.failed == 0
+
+
+async def test_a_chunk_whose_lines_all_got_results_elsewhere_is_not_queued_again(
+    store: Store,
+) -> None:
+    batch_id = await store.batch(3)
+    (dispatch,) = await store.cut((batch_id, 2))
+    frozen = (await store.open(dispatch)).token
+    await store.beat({frozen: [(0, 2)]})
+    store.clock.advance(15)
+    (alone,) = await store.reclaim()
+    await store.open(alone, "e1")
+    # Its executor was not dead, and finishes what runs elsewhere by now.
+    assert await store.finish(frozen, [0, 1], batch_id) == 2
+    store.clock.advance(15)
+    assert await store.reclaim() == []
+    (row,) = await store.sql(sa.select(chunks.c.state).where(chunks.c.alone))
+    assert row.state == "done"
