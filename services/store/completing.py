@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
 import sqlalchemy as sa
@@ -138,10 +138,8 @@ class Completer:
 
     async def _check_md5(self, spans: Parts, expected: str) -> None:
         md5 = hashlib.md5(usedforsecurity=False)
-        for name, size in spans:
-            for offset in range(0, size, _READ_BYTES):
-                data = await self._context.blobs.read(name, offset, min(_READ_BYTES, size - offset))
-                await asyncio.to_thread(md5.update, data)
+        async for data in self._content(spans):
+            await asyncio.to_thread(md5.update, data)
         if md5.hexdigest() != expected.lower():
             raise InvalidRequestError(
                 f"The MD5 of the parts in this order is {md5.hexdigest()}, not "
@@ -182,11 +180,16 @@ class Completer:
             max_line_bytes=settings.max_line_bytes,
             key=upload.hash_key.encode(),
         )
+        async for data in self._content(spans):
+            await asyncio.to_thread(indexer.feed, data)
+        return await asyncio.to_thread(indexer.finish)
+
+    async def _content(self, spans: Parts) -> AsyncIterator[bytes]:
+        """Yield the bytes of parts; one that is shorter than it was is missing."""
         for name, size in spans:
             for offset in range(0, size, _READ_BYTES):
-                data = await self._context.blobs.read(name, offset, min(_READ_BYTES, size - offset))
-                await asyncio.to_thread(indexer.feed, data)
-        return await asyncio.to_thread(indexer.finish)
+                length = min(_READ_BYTES, size - offset)
+                yield await read_span(self._context.blobs, [(name, size)], offset, length)
 
 
 def check(request: uploads_pb2.CompleteUploadRequest) -> None:

@@ -1,6 +1,7 @@
 """Results and files that are gone: how a batch ends without them, and what is told of them."""
 
 import asyncio
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from protos.nightshift.v1 import batches_pb2
 from services.kit.errors import LostError, NotFoundError, UnavailableError
 from services.store.models import blobs, files, segments
 from services.store.results_repo import INLINE_BYTES
+from services.store.uploads_tables import upload_parts
 from tests.integration.store_work.harness import Store
 from tests.integration.store_work.losing import (
     checked,
@@ -27,6 +29,10 @@ __all__ = ["soon"]
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
+WORDS = chat_line("r0") + chat_line("r1")
+URL = b"/v1/chat/completions"
+# More names than a part's index holds, so that the content itself is indexed.
+MANY_NAMES = b"".join(chat_line(f"r{n}").replace(URL, b"%0500d" % n) for n in range(2200))
 CANCELLING = batches_pb2.BATCH_STATUS_CANCELLING
 CANCELLED = batches_pb2.BATCH_STATUS_CANCELLED
 COMPLETED = batches_pb2.BATCH_STATUS_COMPLETED
@@ -181,3 +187,15 @@ async def test_an_upload_whose_part_is_lost_says_so(store: Store) -> None:
     with pytest.raises(LostError, match="begin another"):
         await uploads.complete(store, upload.id, [part])
     await uploads.cancel(store, upload.id)
+
+
+@pytest.mark.parametrize("md5", [None, hashlib.md5(WORDS).hexdigest()], ids=["names", "md5"])
+async def test_an_upload_whose_part_was_cut_short_says_so(store: Store, md5: str | None) -> None:
+    """Nor is it said that the digest is wrong, or that there are fewer requests."""
+    content = WORDS if md5 else MANY_NAMES
+    upload = await uploads.create(store, len(content))
+    part = await uploads.add(store, upload.id, content)
+    (row,) = await store.sql(sa.select(upload_parts.c.blob))
+    await put_back(store, row.blob, (await taken(store, row.blob))[:-1])
+    with pytest.raises(LostError, match="begin another"):
+        await uploads.complete(store, upload.id, [part], md5)
