@@ -9,7 +9,7 @@ from services.kit.errors import UnavailableError
 from services.kit.ids import ProjectId
 from services.kit.log import get_logger
 from services.store import blobs_repo, memory, receiving
-from services.store.blobs.base import BlobMissingError
+from services.store.blobs.base import BlobDamagedError, BlobMissingError
 from services.store.context import Context
 from services.store.domain.line_index import LineIndex, LineIndexer
 from services.store.input_reader import read_span
@@ -34,7 +34,8 @@ class IndexMaker:
         """Return the index whose blob `name` is lost; it is stored in a blob of a new name.
 
         Raises:
-            BlobMissingError: no file has that index any more, or the input itself is lost.
+            BlobMissingError: no file has that index any more, or the input itself is lost or has
+                become another text, of which batches that run do not know.
             UnavailableError: the input cannot be read now.
         """
         async with self._one:
@@ -63,7 +64,11 @@ class IndexMaker:
             size = min(_READ_BYTES, file.bytes - offset)
             data = await read_span(self._context.blobs, file.parts, offset, size)
             await asyncio.to_thread(indexer.feed, data)
-        return await asyncio.to_thread(indexer.finish)
+        index = await asyncio.to_thread(indexer.finish)
+        if file.lines not in (None, 0, index.lines):
+            # Kept, it would be taken for that of the true input once that is put back.
+            raise BlobDamagedError(file.parts[0][0])
+        return index
 
     async def _store(self, file: Row, index: LineIndex) -> None:
         name = await receiving.announce(self._context, ProjectId(file.project_id), "index")

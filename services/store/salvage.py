@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from services.kit.frames import FAILED_FLAG, NEVER_RAN_FLAG, RESULT_RECORD
 from services.store import input_lines
-from services.store.blobs.base import BlobMissingError, Blobs
+from services.store.blobs.base import BlobDamagedError, BlobMissingError, Blobs
 from services.store.context import Context
 from services.store.domain import results
 from services.store.domain.line_index import LineIndex
@@ -183,7 +183,7 @@ async def custom_ids(
     try:
         index = await reader.index(batch.index_blob)
     except BlobMissingError as error:
-        if error.name not in losses.blobs:
+        if error.name not in losses.blobs and not isinstance(error, BlobDamagedError):
             raise
     else:
         lost = _within(index, parts, losses, ranges)

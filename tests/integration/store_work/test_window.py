@@ -1,11 +1,17 @@
 """The window holds what may run now, in order; chunks are cut from it without gap or overlap."""
 
+from pathlib import Path
+
 import pytest
 
 from protos.nightshift.v1 import admin_pb2, batches_pb2, models_pb2
 from services.kit import ids
-from tests.integration.store_work.harness import Store, ranges_of
+from tests.integration.store_work.harness import Store, ranges_of, running
+from tests.integration.store_work.losing import input_of, input_taken, opened, put_back, soon, taken
+from tests.kit.eventually import eventually
 from tests.kit.store import POOL, chat_line
+
+__all__ = ["soon"]
 
 pytestmark = pytest.mark.integration
 
@@ -104,3 +110,41 @@ async def test_a_trace_goes_on_in_the_dispatch(store: Store) -> None:
     await store.validator.run_once()
     (dispatch,) = await store.cut((answer.batch.id, 1))
     assert dispatch.traceparent == parent
+
+
+async def test_a_batch_whose_input_has_become_fewer_lines_holds_up_no_other(store: Store) -> None:
+    batch_id, other = await store.batch(4), await store.batch(9)
+    name, content = await input_taken(store, batch_id)
+    # Its index is lost as well, and can only be made of what is there.
+    await put_back(store, name, content.replace(b"\n", b" "))
+    await taken(store, (await input_of(store, batch_id)).index_blob)
+
+    async def told() -> bool:
+        (dispatch,) = await store.cut((batch_id, 4), (other, 1))
+        assert dispatch.batch_id == other
+        return name in (await store.get(batch_id)).nightshift.reason
+
+    await eventually(told)
+    # It waits for the operator, and goes on.
+    await taken(store, name)
+    await put_back(store, name, content)
+    store.clock.advance(5)
+    _, token = await opened(store, batch_id, 4)
+    assert len(await store.lines(token, [(0, 4)])) == 4
+
+
+async def test_a_batch_whose_input_has_become_fewer_lines_can_be_cancelled(tmp_path: Path) -> None:
+    async with running(tmp_path / "data") as store:
+        batch_id = await store.batch(4)
+        name, content = await input_taken(store, batch_id)
+        await put_back(store, name, content.replace(b"\n", b" "))
+        await taken(store, (await input_of(store, batch_id)).index_blob)
+        await store.cancel(batch_id)
+    # Started again, it has no index in mind.
+    async with running(tmp_path / "data") as store:
+        await store.turn()
+        batch = await store.get(batch_id)
+        assert batch.status == batches_pb2.BATCH_STATUS_CANCELLED
+        assert [error.code for error in batch.errors] == ["input_lost"]
+        _, error = await store.end_files(batch_id)
+        assert [line["custom_id"] for line in error] == [None] * 4
