@@ -266,7 +266,11 @@ def _load(connection: sa.Connection, batch: Row, cursor: Live) -> _Segments:
     size = 0
     for row in rows:
         records = np.frombuffer(row.records, RESULT_RECORD)
-        told = cursor.lines if row.version == cursor.version else 0
+        told = 0
+        if row.version == cursor.version:
+            told = cursor.lines
+            if not _is_within(records, cursor):
+                raise _no_such_event(str(cursor))
         chosen.append((row, records))
         size += int(records["length"][told:].sum(dtype=np.int64))
         if size >= PAGE_BYTES:
@@ -276,6 +280,13 @@ def _load(connection: sa.Connection, batch: Row, cursor: Live) -> _Segments:
         [_Segment(row.version, records, payloads.get(row.id), row.blob) for row, records in chosen],
         last=len(chosen) == len(rows) < events_repo.SEGMENTS,
     )
+
+
+def _is_within(records: Records, cursor: Live) -> bool:
+    """Whether a commit has the line, and that line the byte, which a cursor goes on at."""
+    if cursor.lines >= len(records):
+        return cursor.lines == len(records) and not cursor.offset
+    return cursor.offset < int(records["length"][cursor.lines])
 
 
 @dataclass(slots=True)

@@ -350,6 +350,19 @@ async def test_ids_of_no_event(store: Store, after: str) -> None:
     assert (refused.value.param, refused.value.code) == ("after", "invalid_value")
 
 
+async def test_places_that_no_result_has(store: Store) -> None:
+    batch_id, token = await started(store, 3)
+    await store.append(frame(token, batch_id, [0, 1]))
+    stream = await Stream(store, batch_id).drain()
+    commit = stream.lines[0][0].partition(".")[0]
+    length = len(stream.lines[0][1]) + 1
+    for after in ("3", "2.1", f"1.{length}", f"0.{length}"):
+        with pytest.raises(InvalidRequestError, match=f"{commit}.{after}"):
+            await Stream(store, batch_id, after=f"{commit}.{after}").ask()
+    rest = await Stream(store, batch_id, after=f"{commit}.0.{length - 1}").drain()
+    assert rest.lines == [(f"{commit}.1", b""), stream.lines[1]]
+
+
 async def test_other_projects_and_unknown_batches(store: Store) -> None:
     batch_id = await store.batch(1)
     with pytest.raises(NotFoundError):
