@@ -4,6 +4,7 @@ Decoding is by name and by span: `custom_id` and `body` are taken as they stand,
 is read and written anew.
 """
 
+import sys
 from typing import Final
 
 import msgspec
@@ -37,6 +38,19 @@ class _Envelope(msgspec.Struct, gc=False):
 
 _decode = msgspec.json.Decoder(_Envelope).decode
 
+_INDEXED_LEVELS: Final = 1_024
+"""How deep a line may be nested; the decoder gives up a little earlier, with Python's stack."""
+
+
+def _decode_deep(text: bytes) -> _Envelope:
+    """Decode a line that is deeper than the stack of this thread was meant to be."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(limit + _INDEXED_LEVELS)
+    try:
+        return _decode(text)
+    finally:
+        sys.setrecursionlimit(limit)
+
 
 def read_line(number: int, text: bytes) -> Line:
     """Return a line of the input. Of a repeated name the last value counts.
@@ -44,7 +58,10 @@ def read_line(number: int, text: bytes) -> Line:
     A line that cannot be read (none such passes validation) has an empty body.
     """
     try:
-        envelope = _decode(text)
+        try:
+            envelope = _decode(text)
+        except RecursionError:
+            envelope = _decode_deep(text)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return Line(number, _custom_id_of(text), b"")
     return Line(number, bytes(envelope.custom_id), bytes(envelope.body))

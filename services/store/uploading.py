@@ -12,8 +12,9 @@ from services.kit.errors import InvalidRequestError, TooLargeError
 from services.kit.ids import FileId, ProjectId
 from services.store import files_repo, idempotency_repo, quota_repo, receiving
 from services.store.context import Context
+from services.store.domain import validate
 from services.store.domain.line_index import LineIndex, LineIndexer
-from services.store.domain.shape import Shape, refusal
+from services.store.domain.shape import refusal
 
 PURPOSES = ("fine-tune", "assistants", "batch", "user_data", "vision", "evals")
 MAX_FILENAME_CHARACTERS = 4_096
@@ -193,14 +194,14 @@ class Upload:
 
 
 def refuse_unreadable(index: LineIndex) -> None:
-    """Refuse a batch input without a single JSON object, saying what it looks like instead.
+    """Refuse a batch input that no line of can be a request, saying what it looks like instead.
 
     Raises:
         InvalidRequestError: always for such a file.
     """
-    if index.any_object and index.shape is not Shape.EMPTY:
-        return
-    raise InvalidRequestError(refusal(index.shape))
+    shape = validate.unreadable(index)
+    if shape is not None:
+        raise InvalidRequestError(refusal(shape))
 
 
 def check_purpose(purpose: str) -> None:

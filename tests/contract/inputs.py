@@ -106,8 +106,8 @@ INPUTS: Final = (
         outcome=Completes(lines={"a": "text of a", "b": "text\0of b", "c": "text of c"}),
     ),
     Input(
-        name="nested a thousand deep",
-        data=second(nested(900)),
+        name="nested as deep as a line may be",
+        data=second(nested(1_022)),
         outcome=ABC,
     ),
     Input(

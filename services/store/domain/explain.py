@@ -21,6 +21,7 @@ from services.kit.endpoints import (
 )
 from services.store.domain.body_fields import missing_fields
 from services.store.domain.line_index import MAX_CUSTOM_ID_CHARS, MAX_NAME_CHARS
+from services.store.domain.unreadable import unreadable
 
 _TITLE: Final = {
     CHAT_COMPLETIONS: "Chat Completions",
@@ -30,7 +31,6 @@ _TITLE: Final = {
     SCORE: "Score",
     RERANK: "Rerank",
 }
-_NOT_JSON: Final = "This line is not parseable as valid JSON."
 _QUOTED_CHARS: Final = 100
 _LISTED_MODELS: Final = 10
 
@@ -119,7 +119,7 @@ def explain_line(raw: bytes, *, line: int, expectation: Expectation) -> list[Bat
     try:
         request = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
-        return [BatchError("invalid_json_line", _unreadable(raw, error), None, line)]
+        return [BatchError("invalid_json_line", unreadable(raw, error), None, line)]
     if type(request) is not dict:
         message = (
             f"Each line must be one JSON object, but this one is {_kind(request)}. "
@@ -249,27 +249,6 @@ def _plain(key: str) -> str:
     return "".join(key.split()).replace("_", "").replace("-", "").lower()
 
 
-def _unreadable(raw: bytes, error: orjson.JSONDecodeError) -> str:
-    try:
-        text = raw.decode()
-    except UnicodeDecodeError as undecodable:
-        return (
-            f"{_NOT_JSON} It is not valid UTF-8: byte {raw[undecodable.start]:#04x} at position "
-            f"{undecodable.start + 1}. Save the file as UTF-8."
-        )
-    at = text[error.pos : error.pos + 10].lstrip("-")
-    if at.startswith(("NaN", "Infinity")) or "infinity" in error.msg:
-        why = "NaN, Infinity and numbers too large for a double are not JSON"
-    elif "surrogate" in error.msg:
-        why = (
-            "An escape such as \\ud83d alone is half a character; write the whole pair or the "
-            "character itself"
-        )
-    else:
-        why = error.msg[:1].upper() + error.msg[1:]
-    return f"{_NOT_JSON} {why} (column {error.colno})."
-
-
 def _kind(value: Any) -> str:
     """A JSON value's type, with its article."""
     if value is None:
@@ -279,8 +258,11 @@ def _kind(value: Any) -> str:
 
 
 def _quote(text: str) -> str:
-    """In single quotes, shortened where long."""
-    return f"'{text}'" if len(text) <= _QUOTED_CHARS else f"'{text[:_QUOTED_CHARS]}…'"
+    """In single quotes, shortened where long; what nobody would see is shown as an escape."""
+    shown = text if len(text) <= _QUOTED_CHARS else f"{text[:_QUOTED_CHARS]}…"
+    if not shown.isprintable():
+        shown = "".join(one if one.isprintable() else ascii(one)[1:-1] for one in shown)
+    return f"'{shown}'"
 
 
 def _choices(title: str, names: Iterable[str]) -> str:

@@ -25,6 +25,7 @@ from services.store.domain.explain import (
     too_many_lines,
 )
 from services.store.domain.line_index import LineIndex
+from services.store.domain.shape import Shape
 
 Ordinals = npt.NDArray[np.uint32]
 
@@ -70,6 +71,19 @@ class Verdict:
     def sound(self) -> bool:
         """Whether the batch may run; when false, `faults` tells (and may find nothing)."""
         return self.file_fault is None and not self.at_fault.size and not self.repeats.size
+
+
+def unreadable(index: LineIndex) -> Shape | None:
+    """What a batch input is refused as when it is uploaded; None where a batch may judge it.
+
+    That is where a line is a JSON object, or was too long to tell: the batch then names the line.
+    """
+    if index.any_object and index.shape is not Shape.EMPTY:
+        return None
+    too_long = bool(np.any(index.records["flags"] & li.TOO_LONG))
+    if too_long and index.shape in (Shape.LINES, Shape.PRETTY):
+        return None
+    return index.shape
 
 
 def check_input(

@@ -1,5 +1,7 @@
 """Input lines from frames, whatever the cuts."""
 
+import sys
+
 import numpy as np
 import orjson
 import pytest
@@ -45,6 +47,17 @@ def test_a_name_written_with_escapes_is_the_same_name() -> None:
 def test_what_cannot_be_read_has_no_body(text: bytes, custom_id: bytes) -> None:
     line = read_line(0, text)
     assert (line.custom_id, line.body) == (custom_id, b"")
+
+
+@pytest.mark.parametrize("levels", [900, 1_000, 1_022])
+def test_a_line_as_deep_as_the_index_takes_is_read(levels: int) -> None:
+    body = b'{"x":' + b"[" * levels + b"]" * levels + b"}"
+    text = b'{"custom_id":"a","body":' + body + b"}"
+    orjson.loads(text)  # the index's parser
+    limit = sys.getrecursionlimit()
+    line = read_line(0, text)
+    assert (line.custom_id, line.body) == (b'"a"', body)
+    assert sys.getrecursionlimit() == limit
 
 
 @settings(deadline=None)

@@ -38,8 +38,9 @@ def index_of(data: bytes) -> LineIndex:
 
 def outcome(data: bytes) -> str:
     index = index_of(data)
-    if not index.any_object:
-        return f"refused {refusal(index.shape)}"
+    shape = validate.unreadable(index)
+    if shape is not None:
+        return f"refused {refusal(shape)}"
 
     def read_line(ordinal: int) -> bytes:
         offset, length = index.span(ordinal)
@@ -79,6 +80,10 @@ def outcome(data: bytes) -> str:
         ("NaN", A + b"\n" + line("b", extra=',"top_p":NaN'), "failed 2"),
         ("Infinity", A + b"\n" + line("b", extra=',"top_p":-Infinity'), "failed 2"),
         ("too large a number", A + b"\n" + line("b", extra=',"top_p":1e999'), "failed 2"),
+        ("a line too long", A + b"\n" + line("b", "w" * 10_000) + b"\n" + C, "failed 2"),
+        ("nothing but a line too long", line("a", "w" * 10_000), "failed 1"),
+        ("nothing but lines too long", BOM + (line("a", "w" * 10_000) + b"\n") * 2, "failed 1,2"),
+        ("an array too long for a line", b"[" + A + b" " * 10_000 + b"]", "refused"),
         ("array", json.dumps([json.loads(A)], indent=2).encode(), "refused"),
         ("empty", b"", "refused"),
         ("blank", b" \n\n", "refused"),

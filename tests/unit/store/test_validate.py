@@ -108,6 +108,8 @@ def test_a_sound_file() -> None:
         (request(url=f"https://api.example.com{CHAT}"), "invalid_url", "url", "does not match"),
         (request(url=CHAT + "/"), "invalid_url", "url", "does not match"),
         (request(url="x" * 600), "invalid_url", "url", "…"),
+        (request(url=CHAT + "\n"), "invalid_url", "url", f"It is '{CHAT}\\n';"),
+        (request(method="POST\u200b"), "invalid_value", "method", "'POST\\u200b'"),
         (
             request(url="/v1/embeddings", body={"messages": DROP, "input": "x"}),
             "invalid_url",
