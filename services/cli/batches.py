@@ -2,6 +2,7 @@
 
 import json
 import sys
+import uuid
 from pathlib import Path
 from typing import Any, Literal, NoReturn, cast
 
@@ -53,8 +54,9 @@ def submit(
     client = open_client(base_url, api_key)
     with errors_explained(base_url):
         with file.open("rb") as content:
-            uploaded = client.files.create(file=content, purpose="batch")
+            uploaded = client.files.create(file=content, purpose="batch", extra_headers=_once())
         batch = client.batches.create(
+            extra_headers=_once(),
             input_file_id=uploaded.id,
             # Which endpoints and windows there are is the server's to say.
             endpoint=cast(Any, endpoint),
@@ -68,6 +70,14 @@ def submit(
         else:
             print(batch.id, flush=True)
             print(f"follow it with: nightshift watch {batch.id}", file=sys.stderr)
+
+
+def _once() -> dict[str, str]:
+    """Return headers for a request that makes one thing, though the client may send it twice.
+
+    It does where an answer was lost, and all lines of a second batch would run again.
+    """
+    return {"Idempotency-Key": f"submit-{uuid.uuid4()}"}
 
 
 def _pair(text: str) -> tuple[str, str]:
