@@ -26,16 +26,21 @@ SEND_SECONDS: Final = 600.0
 """A client may work on what it has before it takes more, but not for longer than this."""
 
 _NOT_DOWNLOADABLE: Final = frozenset({"assistants", "user_data"})
-_RANGE: Final = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
+_RANGE: Final = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})", re.IGNORECASE)
 _PLAIN_NAME: Final = re.compile(r"[^A-Za-z0-9 ._()\[\]@+=,~-]")
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Bytes asked for: `length` of them from `offset`."""
+    """Bytes asked for: `length` of them from `offset`.
+
+    `ranged`: a range was asked for, be it all there is; who resumes or splits a download looks for
+    the 206 that says so.
+    """
 
     offset: int
     length: int
+    ranged: bool = False
 
 
 class ContentResponse(Response):
@@ -52,8 +57,12 @@ class ContentResponse(Response):
         """Send the answer; a client that goes away ends the store's stream."""
         headers = Headers(scope=scope)
         asked = headers.get("range", "")
-        if scope["method"] == "HEAD" or asked:
+        known = headers.get("if-none-match", "")
+        if scope["method"] == "HEAD" or asked or known:
             file = await self._file()
+            if known and _is_known(file, known):
+                await Response(status_code=304, headers={"etag": _etag(file)})(scope, receive, send)
+                return
             span = _span(asked, file.bytes)
             if "if-range" in headers and headers["if-range"] != _etag(file):
                 span = Span(0, file.bytes)
@@ -137,7 +146,7 @@ async def _start(send: Send, file: files_pb2.File, span: Span) -> None:
         (b"etag", _etag(file).encode()),
     ]
     status = 200
-    if span.length != file.bytes:
+    if span.ranged:
         status = 206
         last = span.offset + span.length - 1
         shown = f"bytes {span.offset}-{last}/{file.bytes}"
@@ -160,6 +169,12 @@ def _etag(file: files_pb2.File) -> str:
     return f'"{file.id}"'
 
 
+def _is_known(file: files_pb2.File, tags: str) -> bool:
+    """Tell whether an `If-None-Match` header names the file's content, which never changes."""
+    named = {tag.strip().removeprefix("W/") for tag in tags.split(",")}
+    return not named.isdisjoint(("*", _etag(file)))
+
+
 def _span(asked: str, size: int) -> Span | None:
     """Return what a `Range` header asks of `size` bytes; None where there is no such byte.
 
@@ -170,12 +185,12 @@ def _span(asked: str, size: int) -> Span | None:
         return Span(0, size)
     if not match[1]:
         length = min(int(match[2]), size)
-        return Span(size - length, length) if length else None
+        return Span(size - length, length, ranged=True) if length else None
     first = int(match[1])
     last = min(int(match[2]), size - 1) if match[2] else size - 1
     if match[2] and int(match[2]) < first:
         return Span(0, size)
-    return Span(first, last - first + 1) if first < size else None
+    return Span(first, last - first + 1, ranged=True) if first < size else None
 
 
 def _unsatisfiable(size: int) -> Response:

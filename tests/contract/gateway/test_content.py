@@ -78,6 +78,9 @@ async def test_awkward_names(
         ("bytes=100-", 100, len(CONTENT) - 1),
         ("bytes=-5", len(CONTENT) - 5, len(CONTENT) - 1),
         (f"bytes=7-{len(CONTENT) + 7}", 7, len(CONTENT) - 1),
+        ("bytes=0-", 0, len(CONTENT) - 1),
+        (f"bytes=-{len(CONTENT) + 1}", 0, len(CONTENT) - 1),
+        ("Bytes=1-2", 1, 2),
     ],
 )
 async def test_range(
@@ -116,6 +119,22 @@ async def test_if_range_of_another_file_gives_the_whole(
     same = await http.get(PATH, headers={"range": "bytes=0-0", "if-range": tag})
     other = await http.get(PATH, headers={"range": "bytes=0-0", "if-range": '"other"'})
     assert (same.status_code, other.status_code) == (206, 200)
+
+
+async def test_content_that_the_client_has_is_not_sent_again(
+    http: httpx2.AsyncClient, store: ScriptedStore
+) -> None:
+    store.add_file(CONTENT)
+    tag = (await http.head(PATH)).headers["etag"]
+    for method in ("GET", "HEAD"):
+        for known in (tag, f'"other", W/{tag}', "*"):
+            answer = await http.request(method, PATH, headers={"if-none-match": known})
+            assert (answer.status_code, answer.content) == (304, b"")
+            assert answer.headers["etag"] == tag
+            assert "content-length" not in answer.headers
+    assert store.requests("ReadFile") == []
+    other = await http.get(PATH, headers={"if-none-match": '"other"'})
+    assert (other.status_code, other.content) == (200, CONTENT)
 
 
 @pytest.mark.parametrize("purpose", ["user_data", "assistants"])
