@@ -29,10 +29,12 @@ def make_engine(settings: ExecutorSettings, incarnation: str) -> Engine:
         # Imported only here: it takes seconds and needs packages that others do not have.
         from services.executor.engines.vllm import VllmEngine
 
-        name, path = next(iter(settings.model_paths.items()))
+        (name, path), *others = settings.model_paths.items()
         return VllmEngine(
             model=path,
             served_name=name,
+            # Other names with a place of their own are adapters, which the arguments name.
+            aliases=[alias for alias, place in others if place == path],
             engine_args=settings.engine_arguments,
             default_max_tokens=settings.default_max_tokens,
         )

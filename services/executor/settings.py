@@ -31,7 +31,10 @@ class ExecutorSettings(ServiceSettings):
     """Unique in the fleet."""
     engine: Literal["simulated", "vllm"] = "simulated"
     models: str = "simulated"
-    """`NAME=PATH,…`, or names only for an engine without files; the first names the pool."""
+    """`NAME=PATH,…`, or names only for an engine without files; the first names the pool.
+
+    vLLM loads the first's; names with the same path are other names for it.
+    """
     pool: str = ""
     """Name of the pool; empty for the first model's."""
     engine_args: str = ""

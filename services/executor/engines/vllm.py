@@ -40,8 +40,9 @@ _PROCESSES_GONE_SECONDS = 10.0
 class VllmEngine:
     """One vLLM engine; its processes are children of this one.
 
-    `model` is a folder or a Hugging Face name, `served_name` what users call it, `engine_args`
-    go to vLLM unread. `default_max_tokens` is what a line generates that does not say how many.
+    `model` is a folder or a Hugging Face name, `served_name` and `aliases` what users call it,
+    `engine_args` go to vLLM unread. `default_max_tokens` is what a line generates that does not say
+    how many.
     """
 
     name = "vllm"
@@ -51,6 +52,7 @@ class VllmEngine:
         *,
         model: str,
         served_name: str,
+        aliases: Sequence[str] = (),
         engine_args: Sequence[str] = (),
         default_max_tokens: int | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -62,7 +64,7 @@ class VllmEngine:
         self.revision = vllm_api.revision_of(model, [*engine_args, *ours])
         self._default_max_tokens = default_max_tokens
         self._model = model
-        self._served_name = served_name
+        self._served_names = (served_name, *aliases)
         self._engine_args = list(engine_args)
         self._clock = clock
         self._llm: Any = None
@@ -231,7 +233,7 @@ class VllmEngine:
             start_new_session=True,
         )
         with _stdout_to_stderr():
-            arguments = vllm_api.parse_arguments(self._model, self._served_name, self._engine_args)
+            arguments = vllm_api.parse_arguments(self._model, self._served_names, self._engine_args)
             return arguments, vllm_api.make_llm(arguments, self._on_step)
 
     async def _shut_down(self, llm: Any) -> None:

@@ -124,12 +124,12 @@ def set_environment(model: str) -> None:
         os.environ.setdefault(name, value)
 
 
-def parse_arguments(model: str, served_name: str, engine_args: Sequence[str]) -> Any:
+def parse_arguments(model: str, served_names: Sequence[str], engine_args: Sequence[str]) -> Any:
     """vLLM's own namespace: our defaults, then the user's, of which the last wins.
 
     Raises `EngineStartError` with vLLM's reason where it refuses them.
     """
-    arguments = ["--model", model, "--served-model-name", served_name]
+    arguments = ["--model", model, "--served-model-name", *served_names]
     arguments += ["--enable-prompt-tokens-details"]  # usage.prompt_tokens_details.cached_tokens
     if find("current_platform").is_cpu():
         # Compiling takes minutes on a CPU. A seeded request whose prompt is split over two steps

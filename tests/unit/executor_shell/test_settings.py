@@ -1,7 +1,12 @@
 """What an executor is told through the environment."""
 
+import asyncio
+from typing import NoReturn
+
 import pytest
 
+from services.executor.engines import vllm_api
+from services.executor.engines.base import EngineStartError
 from services.executor.engines.simulated import SimulatedEngine
 from services.executor.main import make_engine
 from services.executor.settings import ExecutorSettings
@@ -30,6 +35,23 @@ def test_models_are_names_with_paths(monkeypatch: pytest.MonkeyPatch) -> None:
     assert settings.nats_url == "nats://elsewhere:4222"
     monkeypatch.setenv("NIGHTSHIFT_EXECUTOR_POOL", "shared")
     assert ExecutorSettings.load().pool_id == pool_id_of("shared")
+
+
+def test_an_engine_answers_to_all_names_of_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store takes lines for each of them."""
+    monkeypatch.setenv("NIGHTSHIFT_EXECUTOR_ENGINE", "vllm")
+    monkeypatch.setenv("NIGHTSHIFT_EXECUTOR_MODELS", "a=/m,b=/m,adapter=/lora")
+    parsed: list[tuple[object, ...]] = []
+
+    def parse_arguments(*arguments: object) -> NoReturn:
+        parsed.append(arguments)
+        raise EngineStartError("enough")
+
+    monkeypatch.setattr(vllm_api, "parse_arguments", parse_arguments)
+    engine = make_engine(ExecutorSettings.load(), "0")
+    with pytest.raises(EngineStartError, match="enough"):
+        asyncio.run(engine.start())
+    assert parsed == [("/m", ("a", "b"), [])]
 
 
 @pytest.mark.parametrize(
