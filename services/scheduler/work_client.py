@@ -84,7 +84,8 @@ class WorkClient:
                 metadata=self._metadata,
             )
         return WindowAnswer(
-            Window.of(map(_batch_of, answer.batches)),
+            # An older store does not say.
+            Window.of(map(_batch_of, answer.batches), answer.batches_per_pool or BATCHES_PER_POOL),
             tuple(map(PoolId, answer.pool_ids)),
             answer.now_ms,
         )

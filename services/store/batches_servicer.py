@@ -13,7 +13,7 @@ from services.kit.interceptors import Call, metadata_value, project_of
 from services.store import batches_repo, idempotency_repo, pools_repo, uploading, usage_repo
 from services.store.context import Context
 from services.store.domain.waiting import Explanation
-from services.store.paging import page_of
+from services.store.paging import fitting, page_of
 
 DEFAULT_PAGE = 20
 MAX_PAGE = 100
@@ -115,9 +115,8 @@ class BatchesServicer(batches_pb2_grpc.BatchesServicer):
                 connection, project_id=project_id, after=page.after, limit=page.limit
             )
             explained = pools_repo.explanations(connection, rows, now_ms)
-            return batches_pb2.ListBatchesResponse(
-                batches=map(to_proto, rows, explained), has_more=has_more
-            )
+            found, are_all = fitting(map(to_proto, rows, explained))
+            return batches_pb2.ListBatchesResponse(batches=found, has_more=has_more or not are_all)
 
         return await self._context.db.read(look)
 

@@ -12,7 +12,7 @@ from services.store import files_repo, losses, uploading
 from services.store.blobs.base import BlobMissingError
 from services.store.context import Context
 from services.store.input_reader import read_span
-from services.store.paging import page_of
+from services.store.paging import fitting, page_of
 
 _log = get_logger(__name__)
 
@@ -69,9 +69,8 @@ class FilesServicer(files_pb2_grpc.FilesServicer):
                 ascending=request.ascending,
             )
         )
-        return files_pb2.ListFilesResponse(
-            files=[uploading.to_proto(row) for row in rows], has_more=has_more
-        )
+        files, are_all = fitting(map(uploading.to_proto, rows))
+        return files_pb2.ListFilesResponse(files=files, has_more=has_more or not are_all)
 
     async def DeleteFile(
         self, request: files_pb2.DeleteFileRequest, context: Call

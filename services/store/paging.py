@@ -1,9 +1,19 @@
 """Pages of lists."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from google.protobuf.message import Message
 
 from protos.nightshift.v1 import common_pb2
 from services.kit.errors import InvalidRequestError
+
+MOST_BYTES: Final = 3 * 1024 * 1024
+"""Bytes of one answer; a gRPC message may have a third more, and a larger one fails as a whole."""
+_FRAMING_BYTES: Final = 8
+
+Item = TypeVar("Item", bound=Message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,3 +40,18 @@ def page_of(request: common_pb2.PageRequest, *, default: int, most: int) -> Page
         code="integer_below_min_value" if below else "integer_above_max_value",
         param="limit",
     )
+
+
+def fitting(items: Iterable[Item]) -> tuple[list[Item], bool]:
+    """Return the first of a page's items, as many as fit into one answer, and whether all do.
+
+    What is left is asked for as any next page is. The first always fits: nothing is so large alone.
+    """
+    chosen: list[Item] = []
+    size = 0
+    for item in items:
+        size += item.ByteSize() + _FRAMING_BYTES
+        if chosen and size > MOST_BYTES:
+            return chosen, False
+        chosen.append(item)
+    return chosen, True

@@ -18,6 +18,8 @@ Connection = sa.Connection
 
 MAX_CUTS: Final = 64
 BATCHES_PER_POOL: Final = 1_000
+BATCHES: Final = 16_000
+"""Batches of all pools together: more may be too large for a gRPC message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

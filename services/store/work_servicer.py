@@ -78,16 +78,18 @@ class WorkServicer(work_pb2_grpc.WorkServicer):
         """See work.proto."""
         now_ms = self._context.now_ms()
         most = window_repo.BATCHES_PER_POOL
-        limit = min(request.batches_per_pool or most, most)
+        wanted = min(request.batches_per_pool or most, most)
 
         def look(connection: window_repo.Connection) -> work_pb2.GetWindowResponse:
             leadership_repo.require_term(connection, request.term, now_ms)
             pools = window_repo.pool_ids(connection)
+            limit = min(wanted, max(1, window_repo.BATCHES // max(1, len(pools))))
             rows = window_repo.window(connection, pools=pools, limit=limit, now_ms=now_ms)
             return work_pb2.GetWindowResponse(
                 batches=[window_repo.to_proto(row) for row in rows],
                 pool_ids=pools,
                 now_ms=now_ms,
+                batches_per_pool=limit,
             )
 
         return await self._context.db.read(look)
