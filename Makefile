@@ -82,7 +82,8 @@ else
 up: setup
 	@model='$(MODEL)'; \
 	if [ -z "$$model" ]; then \
-		folder=$$($(BIN)/python -m services.executor.small_model | tail -n 1) || exit 1; \
+		folder=$$($(BIN)/python -m services.executor.small_model) || exit 1; \
+		folder=$$(printf '%s\n' "$$folder" | tail -n 1); \
 		model="smollm2-135m-instruct=$$folder"; \
 	fi; \
 	exec $(BIN)/nightshift up --model "$$model" $(ARGS)

@@ -23,7 +23,7 @@ ENDED: Final = frozenset({"completed", "failed", "expired", "cancelled"})
 
 _BOUNDARY: Final = "nightshift-benchmark"
 _TIMEOUT_SECONDS: Final = 300.0
-# Servers close connections that nobody uses; uvicorn after 5 s.
+# Servers, and what stands before them, close connections that nobody uses.
 _KEPT_SECONDS: Final = 2.0
 _SEND_BYTES: Final = 1024 * 1024
 

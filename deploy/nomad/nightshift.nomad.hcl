@@ -23,7 +23,7 @@ variable "registry" {
 variable "private_network" {
   type        = string
   default     = "private"
-  description = "Host network of the nodes for the services' ports. NATS asks for no password and this release has no API keys, so only the fleet and whoever may use it can be on it."
+  description = "Host network of the nodes for the services' ports. NATS asks for no password, and until there is an API key the gateway takes anyone, so only the fleet and whoever may use it can be on it."
 }
 
 variable "simulated_executors" {
@@ -221,7 +221,7 @@ job "nightshift" {
       env {
         NIGHTSHIFT_SECRET_FILE        = "${NOMAD_SECRETS_DIR}/nightshift"
         NIGHTSHIFT_GATEWAY_STORE      = "127.0.0.1:7401"
-        # This release has no API keys: who reaches the private network may use it.
+        # Until there is an API key, who reaches the private network may use it.
         NIGHTSHIFT_GATEWAY_ALLOW_OPEN = "true"
       }
       kill_timeout = "20s"
