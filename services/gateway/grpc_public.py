@@ -127,7 +127,7 @@ class FilesServicer(Servicer, files_pb2_grpc.FilesServicer):
         if request.page.limit:
             validate.check_range("limit", request.page.limit, 1, validate.MAX_FILES_LIMIT)
         if request.page.after:
-            validate.file_id_of(request.page.after)
+            validate.file_id_of(request.page.after, param="after")
         return await self._store.call(self._store.files.ListFiles, request, self._caller())
 
     async def DeleteFile(

@@ -39,7 +39,9 @@ _SECONDS = prometheus_client.Histogram(
 API_VERSION: Final = b"2020-10-01"
 """What OpenAI's own answers carry as `openai-version`."""
 
-_METHODS: Final = frozenset({"GET", "HEAD", "POST", "DELETE", "PUT", "PATCH", "OPTIONS"})
+_METHODS: Final = frozenset(
+    {"GET", "HEAD", "POST", "DELETE", "PUT", "PATCH", "OPTIONS", "TRACE", "CONNECT"}
+)
 _QUIET: Final = frozenset({"/healthz", "/readyz", "/metrics"})
 _REQUEST_ID: Final = "nightshift.request_id"
 _HEADERS: Final = "nightshift.headers"

@@ -5,7 +5,8 @@ The grammar is python-multipart's; what is ours is that nothing is collected but
 
 import re
 from dataclasses import dataclass
-from typing import Final
+from email.message import Message
+from typing import Any, Final
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, MultipartState, parse_options_header
@@ -17,6 +18,9 @@ MAX_FIELD_BYTES: Final = 4_096
 
 MAX_PARTS: Final = 64
 """Parts of one body; a form has at most four that mean something."""
+
+MAX_HEADER_BYTES: Final = 20 * 1024
+"""Longest header of a part: a filename as long as may be, and as wide."""
 
 # Browsers, httpx and undici write these three so, and never escape the per cent sign itself.
 _ESCAPED: Final = re.compile(r"%(22|0D|0A)")
@@ -94,6 +98,7 @@ class MultipartReader:
                 "on_part_data": self._part_data,
                 "on_part_end": self._part_end,
             },
+            max_header_size=MAX_HEADER_BYTES,
         )
 
     def feed(self, chunk: bytes) -> list[Event]:
@@ -106,7 +111,11 @@ class MultipartReader:
         try:
             self._parser.write(chunk)
         except FormParserError as error:
-            raise InvalidRequestError(f"The multipart body is malformed: {error}.") from None
+            reason = str(error).rstrip(".")
+            raise InvalidRequestError(
+                f"The multipart body is malformed: {reason}. (HINT: let your HTTP library make the "
+                "body and its Content-Type together, so that both have the same boundary)"
+            ) from None
         return self._events
 
     def close(self) -> None:
@@ -145,10 +154,12 @@ class MultipartReader:
                 "name."
             )
         self._name = _text(name)
-        filename = options.get(b"filename")
+        filename = _extended_filename(disposition)
+        if filename is None and b"filename" in options:
+            filename = _text(options[b"filename"])
         self._is_file = filename is not None
         if filename is not None:
-            self._events.append(FilePart(self._name, _text(filename)))
+            self._events.append(FilePart(self._name, filename))
 
     def _part_data(self, data: bytes, start: int, end: int) -> None:
         if self._is_file:
@@ -171,6 +182,28 @@ class MultipartReader:
                 f"The field '{self._name[:100]}' is not UTF-8 text."
             ) from None
         self._events.append(Field(self._name, value))
+
+
+def _extended_filename(disposition: str) -> str | None:
+    """Return the name that `filename*` gives; None where there is none that can be read.
+
+    RFC 7578 forbids it, so that the parser leaves it out, and .NET and old Python clients send it
+    for names beyond ASCII, with a mangled `filename` beside it or with none.
+    """
+    if "filename*" not in disposition.lower():
+        return None
+    message = Message()
+    message["content-disposition"] = disposition
+    # A value in the extended form is a triple, whatever the annotation says.
+    params: list[tuple[str, Any]] = message.get_params([], "content-disposition")
+    for name, value in params:
+        if name == "filename" and isinstance(value, tuple):
+            charset, _, text = value
+            try:
+                return str(text.encode("latin-1"), charset or "utf-8")
+            except (LookupError, UnicodeError):
+                return None
+    return None
 
 
 def _text(raw: bytes) -> str:

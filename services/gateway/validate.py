@@ -32,12 +32,13 @@ _BATCH_FIELDS: Final = (
     "output_expires_after",
 )
 _REQUIRED: Final = _BATCH_FIELDS[:3]
-_WHOLE_NUMBER: Final = re.compile(r"[+-]?[0-9]{1,40}")
+# Python reads 4,300 digits at most.
+_WHOLE_NUMBER: Final = re.compile(r"[+-]?[0-9]{1,4000}")
 
 
-def no_such_file(file_id: str) -> NotFoundError:
-    """Return the error for a file that does not exist in this project."""
-    return NotFoundError(f"No such File object: {file_id[:MAX_ID_CHARACTERS]}", param="id")
+def no_such_file(file_id: str, *, param: str = "id") -> NotFoundError:
+    """Return the error for a file that does not exist in this project, named by `param`."""
+    return NotFoundError(f"No such File object: {file_id[:MAX_ID_CHARACTERS]}", param=param)
 
 
 def no_such_batch(batch_id: str) -> NotFoundError:
@@ -45,14 +46,14 @@ def no_such_batch(batch_id: str) -> NotFoundError:
     return NotFoundError(f"No batch found with id '{batch_id[:MAX_ID_CHARACTERS]}'.")
 
 
-def file_id_of(text: str) -> str:
-    """Return `text` where it can be an id.
+def file_id_of(text: str, *, param: str = "id") -> str:
+    """Return `text`, which `param` holds, where it can be an id.
 
     Raises:
         NotFoundError: it cannot, so that no such file exists.
     """
     if not is_public_id(text):
-        raise no_such_file(text)
+        raise no_such_file(text, param=param)
     return text
 
 
@@ -276,9 +277,10 @@ def parse_object(body: bytes) -> dict[str, Any]:
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
+        why = f"not valid JSON: {error}" if _is_utf8(body) else "not UTF-8 text"
         raise InvalidRequestError(
             f"We could not parse the JSON body of your request. {hint} a JSON payload, but what "
-            f"was sent was not valid JSON: {error}.)"
+            f"was sent was {why}.)"
         ) from None
     if not isinstance(value, dict):
         raise InvalidRequestError(
@@ -286,6 +288,14 @@ def parse_object(body: bytes) -> dict[str, Any]:
             f"was sent was {kind_of(value)}.)"
         )
     return value
+
+
+def _is_utf8(body: bytes) -> bool:
+    try:
+        body.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def text_of(name: str, value: Any) -> str:

@@ -59,7 +59,7 @@ class FileRoutes:
         ascending = validate.is_ascending(query)
         after = query.get("after", "")
         if after:
-            validate.file_id_of(after)
+            validate.file_id_of(after, param="after")
         items: list[dict[str, Any]] = []
         has_more = True
         while left > 0 and has_more:

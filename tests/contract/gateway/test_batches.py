@@ -318,6 +318,7 @@ async def test_body_that_is_no_json_object(
     assert answer.status_code == 400
     error = answer.json()["error"]
     assert error["message"].startswith("We could not parse the JSON body of your request.")
+    assert ("not UTF-8 text" in error["message"]) == (body == b"\xff\xfe")
     assert (error["code"], error["param"]) == (None, None)
 
 

@@ -128,7 +128,7 @@ BAD_FORMS: dict[str, tuple[bytes, str, str | None, str | None]] = {
     "file as text": (form(part("file", LINE), PURPOSE), "no filename", None, None),
     "empty filename": (form(part("file", LINE, b""), PURPOSE), "filename", None, None),
     "not ended": (form(FILE, PURPOSE, end=False), "closing boundary", None, None),
-    "no form": (b"{}", "malformed", None, None),
+    "no form": (b"{}", "HINT: let your HTTP library make", None, None),
     "long field": (form(part("purpose", b"x" * 5000), FILE), "longer than 4096", None, None),
     "field not text": (form(part("purpose", b"\xff"), FILE), "not UTF-8", None, None),
     "many parts": (form(*[part("x", b"")] * 100, FILE, PURPOSE), "more than 64", None, None),
@@ -152,6 +152,12 @@ BAD_FORMS: dict[str, tuple[bytes, str, str | None, str | None]] = {
     ),
     "too long": (
         form(ANCHOR, seconds(b"2592001"), FILE, PURPOSE),
+        "Expected a value <= 2592000",
+        "integer_above_max_value",
+        "expires_after.seconds",
+    ),
+    "far too long": (
+        form(ANCHOR, seconds(b"9" * 60), FILE, PURPOSE),
         "Expected a value <= 2592000",
         "integer_above_max_value",
         "expires_after.seconds",
@@ -341,6 +347,7 @@ async def test_long_list_is_gathered_in_bounded_answers(
         ("limit=10001", "integer_above_max_value", "limit"),
         ("limit=ten", "invalid_type", "limit"),
         ("limit=1.5", "invalid_type", "limit"),
+        (f"limit={'9' * 400}", "integer_above_max_value", "limit"),
         ("order=up", "invalid_value", "order"),
     ],
 )
@@ -356,7 +363,7 @@ async def test_unknown_file(http: httpx2.AsyncClient, store: ScriptedStore, wron
         unknown = NotFoundError("No such File object: file-none", param="id")
         store.script("GetFile", unknown)
         store.script("DeleteFile", unknown)
-        store.script("ListFiles", unknown)
+        store.script("ListFiles", NotFoundError("No such File object: file-none", param="after"))
     for method, path in (
         ("GET", f"/v1/files/{wrong}"),
         ("DELETE", f"/v1/files/{wrong}"),
@@ -367,7 +374,7 @@ async def test_unknown_file(http: httpx2.AsyncClient, store: ScriptedStore, wron
         assert answer.status_code == 404, path
         error = answer.json()["error"]
         assert error["message"].startswith("No such File object: ")
-        assert error["param"] == "id"
+        assert error["param"] == ("after" if "after=" in path else "id")
 
 
 async def test_delete(client: AsyncOpenAI, store: ScriptedStore) -> None:

@@ -41,6 +41,7 @@ CASES = [
     ("POST", f"/v1/files/{file_id()}/content", 405, "Not allowed to POST"),
     ("POST", "/v1/models", 405, "Not allowed to POST"),
     ("OPTIONS", "/v1/files", 405, "Not allowed to OPTIONS"),
+    ("TRACE", "/v1/files", 405, "Not allowed to TRACE"),
     ("POST", "/healthz", 405, "Not allowed to POST"),
     ("POST", "/docs/assets/swagger-ui.css", 405, "Not allowed to POST"),
 ]

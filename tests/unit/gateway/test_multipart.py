@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from services.gateway.multipart import (
     MAX_FIELD_BYTES,
+    MAX_HEADER_BYTES,
     Event,
     Field,
     FileData,
@@ -116,7 +117,7 @@ def test_field_is_bounded() -> None:
         b"Content-Type: text/plain",
         b"Content-Disposition: form-data",
         b'Content-Disposition: attachment; name="file"',
-        b"X: " + b"y" * 10_000,
+        b"X: " + b"y" * (MAX_HEADER_BYTES + 1),
         b"bad header",
     ],
 )
@@ -141,6 +142,41 @@ def test_names_are_as_clients_write_them(sent: bytes, meant: str) -> None:
     head = b'--x-1\r\nContent-Disposition: form-data; name="file"; filename="' + sent
     events = MultipartReader(BOUNDARY).feed(head + b'"\r\n\r\n')
     assert events == [FilePart("file", meant)]
+
+
+@pytest.mark.parametrize(
+    ("sent", "meant"),
+    [
+        (b"filename*=UTF-8''na%C3%AFve%20%E2%98%83.jsonl", "naïve ☃.jsonl"),
+        (b"filename*=utf-8'en'a%22b", 'a"b'),
+        (b"filename*=iso-8859-1''%E9", "é"),
+        (b"filename=\"=?utf-8?B?w6k=?=\"; filename*=utf-8''%C3%A9", "é"),
+        (b"filename=\"x\"; filename*=utf-8''%FF", "x"),
+        (b"filename=\"x\"; filename*=no-such''%41", "x"),
+        (b"filename=\"a; filename*=utf-8''b\"", "a; filename*=utf-8''b"),
+    ],
+)
+def test_names_in_the_extended_form_are_read(sent: bytes, meant: str) -> None:
+    head = b'--x-1\r\nContent-Disposition: form-data; name="file"; ' + sent
+    events = MultipartReader(BOUNDARY).feed(head + b"\r\n\r\n")
+    assert events == [FilePart("file", meant)]
+
+
+def test_the_longest_name_of_wide_characters_fits() -> None:
+    name = "🌙" * 4_096
+    head = f'--x-1\r\nContent-Disposition: form-data; name="file"; filename="{name}"\r\n\r\n'
+    assert MultipartReader(BOUNDARY).feed(head.encode()) == [FilePart("file", name)]
+
+
+@given(st.binary(max_size=60))
+def test_any_extended_name_is_read_or_passed_over(raw: bytes) -> None:
+    value = raw.replace(b"\r", b"").replace(b"\n", b"")
+    head = b'--x-1\r\nContent-Disposition: form-data; name="file"; filename*=' + value
+    try:
+        events = MultipartReader(BOUNDARY).feed(head + b"\r\n\r\n")
+    except InvalidRequestError:
+        return
+    assert len(events) <= 1
 
 
 @pytest.mark.parametrize(
