@@ -211,21 +211,34 @@ async def test_a_key_is_held_to_its_limit(http: httpx2.AsyncClient, locked: Scri
 
 
 # contract: 99
+async def test_the_official_client_is_told_of_the_limit(
+    http: httpx2.AsyncClient, locked: ScriptedStore
+) -> None:
+    impatient = official(http, OFTEN).with_options(max_retries=0)
+    refused: openai.RateLimitError | None = None
+    while refused is None:
+        try:
+            await impatient.models.retrieve("none")
+        except openai.NotFoundError:
+            pass
+        except openai.RateLimitError as error:
+            refused = error
+    assert refused.code == "rate_limit_exceeded"
+
+
+# contract: 99
 async def test_the_official_client_waits_and_succeeds(
     http: httpx2.AsyncClient, locked: ScriptedStore
 ) -> None:
-    statuses = set()
-    while 429 not in statuses:
-        statuses.add((await http.get("/v1/models/none", headers=bearer(OFTEN))).status_code)
-    assert statuses == {404, 429}
-    with pytest.raises(openai.RateLimitError) as refused:
-        await official(http, OFTEN).with_options(max_retries=0).models.list()
-    assert refused.value.code == "rate_limit_exceeded"
-    locked.script("ListModels", models_pb2.ListModelsResponse())
-    raw = await official(http, OFTEN).models.with_raw_response.list()
+    retries = 0
+    # As often as the limit lets through at once, and on a slow machine once more.
+    while not retries:
+        locked.script("ListModels", models_pb2.ListModelsResponse())
+        raw = await official(http, OFTEN).models.with_raw_response.list()
+        assert raw.status_code == 200
+        retries = raw.retries_taken
     # It would have guessed half a second, which is too short.
-    assert raw.retries_taken == 1
-    assert raw.status_code == 200
+    assert retries == 1
 
 
 # contract: 99
