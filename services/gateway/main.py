@@ -78,16 +78,23 @@ async def running(settings: GatewaySettings, secret: str) -> AsyncIterator[Liste
         public = await start_public_server(context, settings.grpc_listen)
         stack.push_async_callback(public.drain, service.DRAIN_SECONDS)
         await stack.enter_async_context(_readiness(context, public))
-        await stack.enter_async_context(_http(context, listener))
-        stack.push_async_callback(_say_goodbye, context, public, settings.drain_delay_seconds)
+        rest = await stack.enter_async_context(_http(context, listener))
+        stack.push_async_callback(_drain, context, public, rest, settings.drain_delay_seconds)
         yield Listening(listener.getsockname()[1], public.port)
 
 
-async def _say_goodbye(context: Context, public: rpc.RunningServer, seconds: float) -> None:
-    """Be ready no more, end streams of events, and leave `seconds` to those who have to notice."""
+async def _drain(
+    context: Context, public: rpc.RunningServer, rest: uvicorn.Server, seconds: float
+) -> None:
+    """Be ready no more, end streams of events, and close both doors at the same time.
+
+    Before that, `seconds` are left to those who have to notice.
+    """
     context.watchers.drain()
     await public.health.enter_graceful_shutdown()
     await asyncio.sleep(seconds)
+    rest.should_exit = True
+    await public.drain(service.DRAIN_SECONDS)
 
 
 def _listen(address: str) -> socket.socket:
@@ -118,7 +125,7 @@ async def _readiness(context: Context, public: rpc.RunningServer) -> AsyncIterat
 
 
 @contextlib.asynccontextmanager
-async def _http(context: Context, listener: socket.socket) -> AsyncIterator[None]:
+async def _http(context: Context, listener: socket.socket) -> AsyncIterator[uvicorn.Server]:
     config = uvicorn.Config(
         create_app(context),
         http=BoundedProtocol,
@@ -140,7 +147,7 @@ async def _http(context: Context, listener: socket.socket) -> AsyncIterator[None
                 await task
                 raise SettingsError("the HTTP server did not start")
             await asyncio.sleep(0.005)
-        yield
+        yield server
     finally:
         server.should_exit = True
         await task

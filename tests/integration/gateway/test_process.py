@@ -20,6 +20,8 @@ from opentelemetry.proto.collector.trace.v1 import (
 )
 
 from protos.nightshift.v1 import admin_pb2
+from services.cli.plan import Address
+from services.cli.ports import is_open
 from tests.kit.eventually import eventually
 from tests.kit.ports import free_port
 from tests.kit.store import StoreProcess, client_of
@@ -168,6 +170,8 @@ async def test_stop_lets_an_upload_end(gateway: GatewayProcess) -> None:
         await eventually(uploading)
         gateway.process.send_signal(signal.SIGTERM)
         await eventually(lambda: "Shutting down" in gateway.log.read_text())
+        # The other door does not wait for this one.
+        await eventually(lambda: not is_open(Address("127.0.0.1", gateway.grpc_port)))
         reading.set()
         assert sending.result(20).json()["bytes"] == len(content)
     assert gateway.process.wait(20) == 0
