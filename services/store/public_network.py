@@ -3,7 +3,9 @@
 import asyncio
 import ipaddress
 import socket
+import threading
 from collections.abc import Iterable
+from concurrent.futures import Future
 from typing import Any
 
 import httpcore2
@@ -26,7 +28,7 @@ async def resolve(host: str, port: int, *, allow_private: bool) -> list[str]:
         OSError: the name is not known.
         UnicodeError: it is no name at all.
     """
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    found = await _look_up(host, port)
     addresses: list[str] = []
     for *_, place in found:
         text = str(place[0])
@@ -35,6 +37,27 @@ async def resolve(host: str, port: int, *, allow_private: bool) -> list[str]:
         if text not in addresses:
             addresses.append(text)
     return addresses
+
+
+async def _look_up(host: str, port: int) -> list[Any]:
+    """Ask the system's resolver, in a thread of its own.
+
+    The loop's threads are few, and a name whose servers are silent holds one for half a minute,
+    however soon its caller gives up: whoever names such hosts would keep all others waiting. As
+    many run at once as callers ask in that time.
+    """
+    told: Future[list[Any]] = Future()
+
+    def ask() -> None:
+        if told.set_running_or_notify_cancel():
+            try:
+                told.set_result(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+            except Exception as error:  # noqa: BLE001 - belongs to the caller
+                told.set_exception(error)
+
+    # A daemon: a store that stops does not wait for it.
+    threading.Thread(target=ask, name="webhook-name", daemon=True).start()
+    return await asyncio.wrap_future(told)
 
 
 def _address(text: str) -> Address:

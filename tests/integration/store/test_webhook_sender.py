@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import threading
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -166,7 +167,7 @@ class ScriptedNames:
     def __init__(self, *answers: list[str]) -> None:
         self.answers = list(answers)
 
-    async def __call__(self, host: str, port: int, **_: Any) -> list[Any]:
+    def __call__(self, host: str, port: int, **_: Any) -> list[Any]:
         return [
             (socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port))
             for address in self.answers.pop(0)
@@ -177,7 +178,7 @@ async def test_one_private_address_among_public_ones_spoils_a_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     names = ScriptedNames(["8.8.8.8", "10.0.0.1"])
-    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", names)
+    monkeypatch.setattr(socket, "getaddrinfo", names)
     with pytest.raises(AddressNotAllowedError):
         await resolve("both.example", 443, allow_private=False)
 
@@ -193,9 +194,40 @@ async def test_a_name_cannot_change_between_the_judgement_and_the_connection(
 
     # The second answer is what rebinding would give, were the name looked up again.
     names = ScriptedNames(["8.8.8.8", "8.8.4.4"], ["127.0.0.1"])
-    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", names)
+    monkeypatch.setattr(socket, "getaddrinfo", names)
     monkeypatch.setattr(httpcore2.AnyIOBackend, "connect_tcp", dial)
     with pytest.raises(httpcore2.ConnectError):
         await PublicBackend(allow_private=False).connect_tcp("rebinding.example", 443, 1.0)
     assert dialled == ["8.8.8.8", "8.8.4.4"]
     assert names.answers == [["127.0.0.1"]]
+
+
+async def test_names_that_nobody_resolves_keep_no_other_from_being_looked_up(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A resolver may take half a minute for each, whatever the sender does meanwhile."""
+    known, answer_all = socket.getaddrinfo, threading.Event()
+    asked: list[str] = []
+
+    def resolver(host: Any, *args: Any, **kwargs: Any) -> Any:
+        asked.append(host)
+        if host.startswith("silent"):
+            answer_all.wait(60)
+        return known("127.0.0.1" if host.endswith(".example") else host, *args, **kwargs)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolver)
+    async with Sender(allow_private=True, timeout_seconds=50) as sender:
+        port = receiver.url.rpartition(":")[2]
+        silent = [
+            asyncio.create_task(
+                sender.send(message(f"http://silent{number}.example:{port}/"), time.time())
+            )
+            for number in range(40)
+        ]
+        try:
+            await eventually(lambda: asked)
+            answer = await sender.send(message(f"http://known.example:{port}/"), time.time())
+            assert answer.status == 204
+        finally:
+            answer_all.set()
+        assert {each.status for each in await asyncio.gather(*silent)} == {204}
