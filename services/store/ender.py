@@ -134,11 +134,15 @@ class Ender:
         while rows := await self._context.db.read(
             lambda connection: quarantine.poison(connection, most, self._context.now_ms())
         ):
+            before = given_up
             try:
                 for row in rows:
                     given_up += await self._give_up_one(row)
             except IndexPendingError:
                 # Cancels and deadlines must not wait for it.
+                break
+            if given_up == before:
+                # Nor for what cannot be read now, which may be there again the next time.
                 break
         return given_up
 

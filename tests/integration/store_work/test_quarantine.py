@@ -11,8 +11,9 @@ import sqlalchemy as sa
 
 from protos.nightshift.v1 import batches_pb2, dispatch_pb2, work_pb2
 from services.kit.result_line import MESSAGES
-from services.store.models import chunks
+from services.store.models import blobs, chunks
 from tests.integration.store_work.harness import Store, ranges_of
+from tests.integration.store_work.losing import input_taken
 
 pytestmark = pytest.mark.integration
 
@@ -367,3 +368,28 @@ async def test_a_chunk_whose_lines_all_got_results_elsewhere_is_not_queued_again
     assert await store.reclaim() == []
     (row,) = await store.sql(sa.select(chunks.c.state).where(chunks.c.alone))
     assert row.state == "done"
+
+
+async def test_a_poison_line_whose_input_is_nobodys_keeps_no_batch_from_its_end(
+    store: Store,
+) -> None:
+    """By its blob's own row the input is not even missing, so that there is nothing to wait for."""
+    batch_id, other = await store.batch(1), await store.batch(1)
+    (dispatch,) = await store.cut((batch_id, 1))
+    token = (await store.open(dispatch)).token
+    for _ in range(MAX_ATTEMPTS + 1):
+        await store.died({token: [(0, 1)]}, complete=True)
+        for again in await store.reclaim():
+            token = (await store.open(again)).token
+    name, _ = await input_taken(store, batch_id)
+    await store.context.db.write(
+        "test.step",
+        lambda connection: connection.execute(
+            blobs.update().where(blobs.c.name == name).values(state="doomed")
+        ),
+    )
+    async with asyncio.timeout(30):
+        await store.ender.run_once()
+        await store.cancel(other)
+        await store.turn()
+    assert (await store.get(other)).status == batches_pb2.BATCH_STATUS_CANCELLED
