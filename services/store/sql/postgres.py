@@ -49,6 +49,7 @@ _HEAD: Final = sa.text(
     " extract(epoch FROM clock_timestamp())::float8 AS seconds"
 ).bindparams(lock=_WRITE_LOCK)
 _TIME: Final = "SELECT extract(epoch FROM clock_timestamp())::float8"
+_SHOW: Final = "SELECT pg_try_advisory_lock(%s, %s)"
 _LIVING: Final = sa.text(
     "SELECT objid::text FROM pg_locks WHERE locktype = 'advisory' AND granted"
     " AND classid = CAST(:stores AS oid) AND objsubid = 2"
@@ -68,6 +69,7 @@ class Postgres:
         self._url = url
         self._durable = durable
         self._presence: psycopg.Connection[Any] | None = None
+        self._is_shown = False
 
     def writer(self) -> sa.Engine:
         """See `Dialect`."""
@@ -162,9 +164,11 @@ class Postgres:
                 self._presence = psycopg.connect(
                     *words, **{**address, **self._arguments(IDLE_MS), "autocommit": True}
                 )
-                self._presence.execute(
-                    "SELECT pg_try_advisory_lock(%s, %s)", (_PRESENCE, int(self.holder))
-                )
+                self._is_shown = False
+            if not self._is_shown:
+                # Not at once where the server has not seen the end of an earlier connection.
+                row = self._presence.execute(_SHOW, (_PRESENCE, int(self.holder))).fetchone()
+                self._is_shown = bool(row and row[0])
             row = self._presence.execute(_TIME).fetchone()
         except psycopg.Error as error:
             self.close()

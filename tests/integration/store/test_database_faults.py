@@ -17,7 +17,7 @@ from services.kit.settings import SettingsError
 from services.store import files_repo, idempotency_repo, migrate
 from services.store.database import Database
 from services.store.models import files, outbox, projects
-from services.store.sql import sqlite, transaction
+from services.store.sql import postgres, sqlite, transaction
 from services.store.sql.text import stored, told
 from tests.kit.eventually import eventually
 from tests.kit.postgres import Postgres
@@ -232,6 +232,32 @@ async def test_a_store_that_lives_is_known_to_others_until_it_ends(postgres_url:
         # The server sees a moment later that it is gone.
         await eventually(dead)
     finally:
+        second.close()
+
+
+async def test_a_store_whose_old_connection_the_server_still_holds_is_known_later(
+    postgres_url: str,
+) -> None:
+    """As after a network that was cut: the server may take the old one for open for a while."""
+    first, second = Database(postgres_url), Database(postgres_url)
+    try:
+        migrate.upgrade(first.writer_engine, 1)
+        holder = sa.literal(first.holder)
+
+        def dead() -> bool:
+            return bool(
+                second.run(lambda found: found.scalar(sa.select(second.others_dead(found, holder))))
+            )
+
+        with psycopg.connect(postgres_url, autocommit=True) as old:
+            old.execute("SELECT pg_advisory_lock(%s, %s)", (postgres._PRESENCE, int(first.holder)))
+            first.look()
+            assert not dead()
+        await eventually(dead)
+        first.look()
+        assert not dead()
+    finally:
+        first.close()
         second.close()
 
 
