@@ -209,6 +209,7 @@ def test_a_directory_that_cannot_be_written_is_told_by_name(data: DataDir) -> No
         data.ensure_secret()
 
 
+@pytest.mark.slow
 def test_what_it_keeps_is_whole_after_a_power_cut(tmp_path: Path) -> None:
     disk = PowerCut(tmp_path)
     kept = """
