@@ -93,7 +93,7 @@ class Completer:
         if upload.purpose != "batch":
             return await self._record(upload, self._file(upload, parts, None), completed_by)
         index = await self._index(upload, parts)
-        refuse_unreadable(index)
+        await refuse_unreadable(self._context.blobs, index, _spans(parts))
         name = await receiving.announce(self._context, ProjectId(upload.project_id), "index")
         try:
             await self._context.blobs.put(

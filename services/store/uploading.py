@@ -11,10 +11,13 @@ from protos.nightshift.v1 import files_pb2
 from services.kit.errors import InvalidRequestError, TooLargeError
 from services.kit.ids import FileId, ProjectId
 from services.store import files_repo, idempotency_repo, quota_repo, receiving
+from services.store.blobs.base import Blobs
 from services.store.context import Context
 from services.store.domain import validate
+from services.store.domain.explain import no_object
 from services.store.domain.line_index import LineIndex, LineIndexer
-from services.store.domain.shape import refusal
+from services.store.domain.shape import Shape, refusal
+from services.store.input_reader import Parts, read_span
 
 PURPOSES = ("fine-tune", "assistants", "batch", "user_data", "vision", "evals")
 MAX_FILENAME_CHARACTERS = 4_096
@@ -132,7 +135,7 @@ class Upload:
         index_blob = None
         if footer.purpose == "batch" and self._indexer is not None:
             index = await asyncio.to_thread(self._indexer.finish)
-            refuse_unreadable(index)
+            await refuse_unreadable(self._context.blobs, index, [(content, self._size)])
             index_blob = await self._store_index(index)
         now_ms = self._context.now_ms()
         created_at = now_ms // 1000
@@ -193,15 +196,29 @@ class Upload:
         return name
 
 
-def refuse_unreadable(index: LineIndex) -> None:
+async def refuse_unreadable(blobs: Blobs, index: LineIndex, parts: Parts) -> None:
     """Refuse a batch input that no line of can be a request, saying what it looks like instead.
+
+    Args:
+        blobs: where its content lies already.
+        index: of its lines.
+        parts: of its content, in order.
 
     Raises:
         InvalidRequestError: always for such a file.
+        BlobMissingError: its content is not there any more.
     """
     shape = validate.unreadable(index)
-    if shape is not None:
-        raise InvalidRequestError(refusal(shape))
+    if shape is None:
+        return
+    message = refusal(shape)
+    if shape is Shape.LINES:
+        # The file as a whole looks right, so that only a line tells what is wrong with it.
+        raw = await read_span(blobs, parts, *index.span(0))
+        fault = await asyncio.to_thread(no_object, raw)
+        if fault is not None:
+            message += f" Line {index.physical_line(0)}: {fault[1]}"
+    raise InvalidRequestError(message)
 
 
 def check_purpose(purpose: str) -> None:

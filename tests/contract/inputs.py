@@ -370,6 +370,7 @@ INPUTS: Final = (
     Input(
         name="an array on one line", data=json.dumps([A, B]).encode(), outcome=Refused(says=FORMAT)
     ),
+    Input(name="no sound line", data=b"\n" + LINE_A[:-1], outcome=Refused(says="Line 2: This")),
     Input(name="empty", data=b"", outcome=Refused(says=FORMAT)),
     Input(name="only blank lines", data=b"\n \r\n\t\n", outcome=Refused(says=FORMAT)),
     Input(name="a table", data=b"custom_id,text\na,hello\nb,night\n", outcome=Refused(says=FORMAT)),

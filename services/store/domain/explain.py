@@ -111,21 +111,31 @@ def custom_id_of(raw: bytes) -> str:
     return custom_id
 
 
+def no_object(raw: bytes) -> tuple[str, str] | None:
+    """Code and message for a line that is no JSON object; None for one that is."""
+    try:
+        request = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        return "invalid_json_line", unreadable(raw, error)
+    if type(request) is dict:
+        return None
+    message = (
+        f"Each line must be one JSON object, but this one is {_kind(request)}. "
+        "Write the request as {…} on one line."
+    )
+    return "invalid_request", message
+
+
 def explain_line(raw: bytes, *, line: int, expectation: Expectation) -> list[BatchError]:
     """All faults of one request, from its bytes, except that its custom_id may be a duplicate.
 
     In the order custom_id, method, url, body, at most one for each field. Empty for a sound line.
     """
-    try:
-        request = orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
-        return [BatchError("invalid_json_line", unreadable(raw, error), None, line)]
-    if type(request) is not dict:
-        message = (
-            f"Each line must be one JSON object, but this one is {_kind(request)}. "
-            "Write the request as {…} on one line."
-        )
-        return [BatchError("invalid_request", message, None, line)]
+    fault = no_object(raw)
+    if fault is not None:
+        code, message = fault
+        return [BatchError(code, message, None, line)]
+    request = orjson.loads(raw)
     faults = (
         *_custom_id(request),
         *_method(request),

@@ -30,7 +30,7 @@ _ADVICE: Final = {
     Shape.LINES: f"{INVALID_FORMAT}: no line is a JSON object. Write one JSON object per line.",
     Shape.EMPTY: f"{INVALID_FORMAT}: the file is empty. Write at least one request, as one JSON "
     "object on one line.",
-    Shape.UTF16: f"{INVALID_ENCODING}: the file looks like UTF-16. Save it as UTF-8.",
+    Shape.UTF16: f"{INVALID_ENCODING}: the file looks like UTF-16 or UTF-32. Save it as UTF-8.",
     Shape.NOT_UTF8: f"{INVALID_ENCODING}: no line is valid UTF-8. Save it as UTF-8.",
     Shape.GZIP: f"{INVALID_FORMAT}: the file looks like gzip. Decompress it before uploading.",
     Shape.ZIP: f"{INVALID_FORMAT}: the file looks like a ZIP archive or an office document. "
@@ -64,7 +64,8 @@ def look_at(head: bytes, *, requests: int, undecodable: bool, lone_cr: bool) -> 
     if undecodable:
         return Shape.NOT_UTF8
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
-    if lone_cr:
+    # Of what is no text, a carriage return says nothing.
+    if lone_cr and b"\0" not in head:
         return Shape.LONE_CR
     if text.startswith(b"["):
         return Shape.ARRAY

@@ -309,7 +309,9 @@ async def test_all_parts_together_have_a_limit(tmp_path: Path) -> None:
         assert first
 
 
-@pytest.mark.parametrize("content", [b"\n \r\n", b"[]\n", b"a,b\n1,2\n", b"\xff\xfe{\x00"])
+@pytest.mark.parametrize(
+    "content", [b"\n \r\n", b"[]\n", b"a,b\n1,2\n", b"\xff\xfe{\x00", b'\n{"a":1,}\n', b"42"]
+)
 async def test_a_batch_input_without_a_request_is_refused(client: Client, content: bytes) -> None:
     upload = await create(client, len(content))
     ids = [await add(client, upload.id, piece) for piece in cut(content, 2)]
