@@ -281,6 +281,10 @@ class Store:
         """Tell whether the store takes work right now."""
         return await rpc.is_serving(self._channel)
 
+    async def lacking(self) -> list[str]:
+        """Return which of what the store needs it has not: its database, its blobs, or both."""
+        return await rpc.lacking(self._channel, ("database", "blobs"))
+
     async def lacks_room_only(self) -> bool:
         """Tell whether a store that takes no work goes on with what it has, for want of disk."""
         return await rpc.is_serving(self._channel, "nightshift.v1.Work")

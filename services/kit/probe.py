@@ -14,13 +14,20 @@ TIMEOUT_SECONDS: Final = 2.0
 """Wait for an answer; below the time-outs that deploy/ gives a health check."""
 
 
-async def probe(target: str) -> bool:
-    """Tell whether the service at `host:port` says that it takes work; no answer means no."""
-    channel = rpc.open_channel(target)
-    try:
-        return await rpc.is_serving(channel, timeout_seconds=TIMEOUT_SECONDS)
-    finally:
-        await channel.close()
+_MORE_SECONDS: Final = 0.5
+"""The same for the question why; both together stay below them."""
+_NEEDS: Final = ("database", "blobs", "disk")
+"""What a service may say that it lacks."""
+
+
+async def probe(target: str) -> str:
+    """Return why the service at `host:port` takes no work; empty where it does."""
+    async with rpc.open_channel(target) as channel:
+        if await rpc.is_serving(channel, timeout_seconds=TIMEOUT_SECONDS):
+            return ""
+        lacking = await rpc.lacking(channel, _NEEDS, timeout_seconds=_MORE_SECONDS)
+    lacks = f": {' and '.join(lacking)} cannot be used, its log says why" if lacking else ""
+    return f"{target} takes no work right now{lacks}"
 
 
 def main(arguments: list[str]) -> int:
@@ -36,9 +43,10 @@ def main(arguments: list[str]) -> int:
         return 2
     # What several addresses of a name do is told to logs, and this has none.
     log.configure("probe", "ERROR")
-    if asyncio.run(probe(arguments[0])):
+    why = asyncio.run(probe(arguments[0]))
+    if not why:
         return 0
-    sys.stderr.write(f"{arguments[0]} takes no work right now\n")
+    sys.stderr.write(f"{why}\n")
     return 1
 
 

@@ -33,19 +33,19 @@ class Readiness:
         """
         self._looks = looks
         self._tell = tell
-        self._missing: frozenset[str] | None = None
+        self._reasons: dict[str, str] | None = None
 
     async def run_once(self) -> frozenset[str]:
         """Look at all, and tell; returns the names of what is missing."""
         found = await asyncio.gather(*(self._look(look) for look in self._looks.values()))
         reasons = {name: why for name, why in zip(self._looks, found, strict=True) if why}
         missing = frozenset(reasons)
-        if missing != self._missing:
+        if reasons != self._reasons:
             if missing:
                 _log.warning("not_ready", **reasons)
             else:
                 _log.info("ready")
-        self._missing = missing
+        self._reasons = reasons
         await self._tell(missing)
         return missing
 

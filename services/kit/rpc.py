@@ -3,7 +3,7 @@
 import asyncio
 import os
 import socket
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -37,6 +37,7 @@ __all__ = [
     "ServiceEntry",
     "StreamEnd",
     "is_serving",
+    "lacking",
     "metadata",
     "open_channel",
     "start_server",
@@ -64,6 +65,9 @@ PROJECT_KEY: Final = "x-nightshift-project"
 REQUEST_KEY: Final = "x-request-id"
 API_KEY_ID_KEY: Final = "x-nightshift-key"
 IDEMPOTENCY_KEY: Final = "idempotency-key"
+
+_NEED: Final = "nightshift.needs."
+"""Before what a service needs, as a name of its health service: it serves while that is there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +116,19 @@ class _Health(health.aio.HealthServicer):
     def __init__(self) -> None:
         """Serve from the start."""
         super().__init__()
+        self.needs: Mapping[str, bool] = {}
         self.watchers = 0
         self._ended = asyncio.Event()
+
+    async def Check(  # noqa: N802 - its name in the protocol
+        self, request: health_pb2.HealthCheckRequest, context: Any
+    ) -> health_pb2.HealthCheckResponse:
+        """Tell of the service, of one of its services, or of something that it needs."""
+        is_there = self.needs.get(request.service.removeprefix(_NEED))
+        if is_there is None or not request.service.startswith(_NEED):
+            answer: health_pb2.HealthCheckResponse = await super().Check(request, context)
+            return answer
+        return health_pb2.HealthCheckResponse(status=_status(is_there))
 
     async def Watch(  # noqa: N802 - its name in the protocol
         self, request: health_pb2.HealthCheckRequest, context: Any
@@ -136,6 +151,11 @@ class _Health(health.aio.HealthServicer):
         self._ended.set()
 
 
+def _status(can: bool) -> Any:
+    statuses = health_pb2.HealthCheckResponse
+    return statuses.SERVING if can else statuses.NOT_SERVING
+
+
 @dataclass(frozen=True, slots=True)
 class RunningServer:
     """A server that listens; keep it referenced, or it stops serving."""
@@ -152,10 +172,12 @@ class RunningServer:
             ready: whether it can.
             still: full names of services that can be called even though not.
         """
-        statuses = health_pb2.HealthCheckResponse
         for name in self.names:
-            can = ready or name in still
-            await self.health.set(name, statuses.SERVING if can else statuses.NOT_SERVING)
+            await self.health.set(name, _status(ready or name in still))
+
+    def set_needs(self, there: Mapping[str, bool]) -> None:
+        """Say of each thing that the service needs whether it is there; `lacking` asks for it."""
+        self.health.needs = there
 
     async def drain(
         self, grace_seconds: float, end_streams: Callable[[], None] = lambda: None
@@ -185,14 +207,34 @@ async def is_serving(
         service: full name of one service there; empty for all of them.
         timeout_seconds: wait for an answer.
     """
+    status = await _health(channel, service, timeout_seconds)
+    return status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def lacking(
+    channel: grpc.aio.Channel, needs: Sequence[str], *, timeout_seconds: float = 1.0
+) -> list[str]:
+    """Ask the other side which of these it needs and has not; without an answer, none.
+
+    Args:
+        channel: to the other side.
+        needs: as it named them to `RunningServer.set_needs`.
+        timeout_seconds: wait for each answer.
+    """
+    asked = (_health(channel, f"{_NEED}{name}", timeout_seconds) for name in needs)
+    found = zip(needs, await asyncio.gather(*asked), strict=True)
+    return [name for name, said in found if said == health_pb2.HealthCheckResponse.NOT_SERVING]
+
+
+async def _health(channel: grpc.aio.Channel, service: str, timeout_seconds: float) -> int | None:
+    """Return what a health service says of a name; None where it does not answer, or of it."""
     stub: Any = health_pb2_grpc.HealthStub(channel)
+    request = health_pb2.HealthCheckRequest(service=service)
     try:
-        answer = await stub.Check(
-            health_pb2.HealthCheckRequest(service=service), timeout=timeout_seconds
-        )
+        answer = await stub.Check(request, timeout=timeout_seconds)
     except grpc.aio.AioRpcError:
-        return False
-    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+        return None
+    return int(answer.status)
 
 
 class StreamEnd:

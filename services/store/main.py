@@ -148,11 +148,17 @@ async def _serve(stopping: asyncio.Event) -> None:
 
 
 def _readiness(context: Context, server: rpc.RunningServer) -> Readiness:
+    looks = {
+        "database": context.db.probe,
+        "blobs": context.blobs.look,
+        "disk": context.disk.require_room,
+    }
+
     async def tell(missing: frozenset[str]) -> None:
         # With too little room on the disk, what runs still goes on.
         await server.set_ready(not missing, still=(_WORK,) if missing == {"disk"} else ())
+        server.set_needs({name: name not in missing for name in looks})
 
-    looks = {"database": context.db.probe, "disk": context.disk.require_room}
     return Readiness(looks, tell)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -19,6 +20,8 @@ _log = get_logger(__name__)
 
 _FIRST_PAUSE_SECONDS: Final = 0.1
 _MOST_PAUSE_SECONDS: Final = 2.0
+_SAY_SECONDS: Final = 30.0
+"""The same reason is logged no more often; another one at once."""
 
 
 @contextlib.contextmanager
@@ -40,13 +43,15 @@ def using(path: Path, setting: str) -> Iterator[None]:
 async def prepare(db: Database, stopping: asyncio.Event) -> bool:
     """Wait until the database can be worked on; tell whether it can, or the store is to stop.
 
-    A database that is not there yet is waited for as long as it takes: the log says so, and the
-    store does not listen before it is.
+    A database that is not there yet, or does not let the store in, is waited for as long as it
+    takes: who runs it may be about to start it, or to make role and database. The log says so, and
+    the store does not listen before.
 
     Raises:
         SettingsError: it is there and does not do; the message says what to change.
     """
     pause = _FIRST_PAUSE_SECONDS
+    said, said_at = "", 0.0
     while not stopping.is_set():
         try:
             await asyncio.to_thread(_prepare, db)
@@ -60,7 +65,10 @@ async def prepare(db: Database, stopping: asyncio.Event) -> bool:
                         "nightshift.db in NIGHTSHIFT_STORE_DATA_DIR"
                     ) from error
                 raise
-            _log.warning("database_awaited", why=faults.summary(cause))
+            why = faults.summary(cause)
+            if why != said or time.monotonic() - said_at >= _SAY_SECONDS:
+                _log.warning("database_awaited", why=why, mend=faults.mend(cause))
+                said, said_at = why, time.monotonic()
         else:
             return True
         try:

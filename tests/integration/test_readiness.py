@@ -69,10 +69,19 @@ async def test_each_is_ready_while_what_it_needs_is_there(
     store.start()
     await fleet.are(ready=True, what=(store, scheduler, gateway))
 
-    database = Path(store.settings["NIGHTSHIFT_STORE_DATA_DIR"]) / "nightshift.db"
+    data = Path(store.settings["NIGHTSHIFT_STORE_DATA_DIR"])
+    # As where the disk of all blobs is not mounted.
+    (data / "blobs").rename(data / "away")
+    await fleet.are(ready=False, what=(store, scheduler, gateway))
+    assert await _says(gateway, "blobs_unavailable")
+    (data / "away").rename(data / "blobs")
+    await fleet.are(ready=True, what=(store, scheduler, gateway))
+
+    database = data / "nightshift.db"
     with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         await fleet.are(ready=False, what=(store, scheduler, gateway))
+        assert await _says(gateway, "database_unavailable")
         other.execute("ROLLBACK")
     await fleet.are(ready=True, what=(store, scheduler, gateway))
 

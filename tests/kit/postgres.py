@@ -145,6 +145,18 @@ class Postgres:
             cursor = connection.execute(statement.encode(), values or None)
             return cursor.fetchall() if cursor.description is not None else []
 
+    def new_role(self, password: str) -> str:
+        """Make a role that is let in with this password only, unlike all others; return its name.
+
+        The server hears of that a moment later.
+        """
+        name = f"role_{next(_names)}"
+        self.sql(f"CREATE ROLE {name} LOGIN PASSWORD '{password}'")
+        rules = self._data / "pg_hba.conf"
+        rules.write_text(f"host all {name} 127.0.0.1/32 scram-sha-256\n{rules.read_text()}")
+        self.sql("SELECT pg_reload_conf()")
+        return name
+
     def cut(self, database_url: str) -> int:
         """End every connection to a database; return how many there were."""
         rows = self.sql(

@@ -70,7 +70,21 @@ class HealthRoutes:
                 "give it a larger disk.",
                 code="storage_reserve",
             )
-        raise UnavailableError("The store does not take work right now.")
+        lacking = await store.lacking()
+        if "database" in lacking:
+            raise UnavailableError(
+                "The store cannot write its database right now; its log says why (not_ready).",
+                code="database_unavailable",
+            )
+        if "blobs" in lacking:
+            raise UnavailableError(
+                "The store cannot use its blob storage right now; its log says why (not_ready).",
+                code="blobs_unavailable",
+            )
+        raise UnavailableError(
+            "No store takes work right now: none answers, or it is starting or stopping. One that "
+            "waits for its database says so in its log (database_awaited)."
+        )
 
     async def metrics(self, _request: Request) -> Response:
         """Return what Prometheus scrapes."""

@@ -73,6 +73,14 @@ class Blobs(ABC):
             UnavailableError: it cannot be read now.
         """
 
+    @abstractmethod
+    async def look(self) -> None:
+        """Return where the place can be worked on, as far as can be seen without writing there.
+
+        Raises:
+            UnavailableError: it cannot; the message says why and what to do, to the operator.
+        """
+
     async def close(self) -> None:  # noqa: B027 - most places hold nothing
         """Let go of what the place holds; nothing is written after it."""
 

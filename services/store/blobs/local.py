@@ -101,6 +101,23 @@ class LocalBlobs(Blobs):
                 self._tmp.stat()
                 raise
 
+    async def look(self) -> None:
+        """See `Blobs.look`."""
+        await asyncio.to_thread(self._look)
+
+    def _look(self) -> None:
+        try:
+            self._tmp.stat()
+            why = "" if os.access(self._tmp, os.W_OK) else "cannot be written"
+        except OSError as error:
+            why = f"cannot be used ({error.strerror})"
+        if why:
+            raise UnavailableError(
+                f"the directory of blobs {why}: see whether its disk is mounted, and may be "
+                "written by the store",
+                retry_after_seconds=_FAULT_RETRY_SECONDS,
+            )
+
     async def _delete(self, names: tuple[str, ...]) -> None:
         await asyncio.to_thread(self._unlink, names)
 

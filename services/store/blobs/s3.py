@@ -2,21 +2,19 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any, ClassVar, Final
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
-from obstore.store import S3Store
-
-if TYPE_CHECKING:
-    from obstore.store import ClientConfig, RetryConfig
 
 from services.kit.errors import UnavailableError
 from services.kit.frames import FRAME_BYTES
 from services.kit.log import get_logger
 from services.store.blobs.base import BlobMissingError, Blobs, Content
+from services.store.blobs.s3_client import open_bucket
+from services.store.blobs.s3_faults import RETRY_SECONDS, status_of, told
+from services.store.blobs.s3_look import BucketLook
 
 _log = get_logger(__name__)
 
@@ -30,33 +28,8 @@ _STREAMS_AT_ONCE: Final = 32
 _OWN_STREAMS_AT_ONCE: Final = 8
 """Those of end files, which slow clients must not keep waiting."""
 _WAIT_SECONDS: Final = 30.0
-_RETRY_SECONDS: Final = 2
 _CLOSE_SECONDS: Final = 5.0
 _DELETE_AT_ONCE: Final = 1_000
-_SHOWN_CHARACTERS: Final = 300
-
-_CLIENT: Final["ClientConfig"] = {
-    # An endpoint without TLS is used where one is named, and nowhere else.
-    "allow_http": True,
-    # A part in this time needs 256 KiB/s; a hung server is told from a slow one.
-    "timeout": "20s",
-    "connect_timeout": "3s",
-    "pool_idle_timeout": "30s",
-}
-_RETRIES: Final["RetryConfig"] = {
-    "max_retries": 5,
-    "retry_timeout": timedelta(seconds=20),
-    "backoff": {
-        "init_backoff": timedelta(milliseconds=100),
-        "max_backoff": timedelta(seconds=2),
-        "base": 2,
-    },
-}
-
-
-def open_bucket(bucket: str, prefix: str) -> S3Store:
-    """Return a client of what lies below a prefix; nothing is asked of it yet."""
-    return S3Store(bucket, prefix=prefix or None, client_options=_CLIENT, retry_config=_RETRIES)
 
 
 class S3Blobs(Blobs):
@@ -66,13 +39,22 @@ class S3Blobs(Blobs):
     """Far more than all tries of a request take: what failed may have been done after all."""
 
     def __init__(self, bucket: str, prefix: str) -> None:
-        """Use a bucket, which must exist; nothing is asked of it yet."""
+        """Use a bucket, which must exist; nothing is asked of it yet.
+
+        Raises:
+            SettingsError: an `AWS_` variable does not fit.
+        """
         self._store = open_bucket(bucket, prefix)
+        self._look = BucketLook(bucket, prefix)
         self._requests = asyncio.Semaphore(_REQUESTS_AT_ONCE)
         self._streams = asyncio.Semaphore(_STREAMS_AT_ONCE)
         self._own_streams = asyncio.Semaphore(_OWN_STREAMS_AT_ONCE)
         # Uploads that are being given up: they go on when their callers have gone.
         self._ending: set[asyncio.Future[Any]] = set()
+
+    async def look(self) -> None:
+        """See `Blobs.look`."""
+        await self._look.look()
 
     async def close(self) -> None:
         """See `Blobs.close`; waits a little for uploads that are being given up."""
@@ -270,32 +252,9 @@ async def _turn(slots: asyncio.Semaphore) -> AsyncIterator[None]:
     except TimeoutError:
         raise UnavailableError(
             "The store has more to read and write than its blob storage takes; try again.",
-            retry_after_seconds=_RETRY_SECONDS,
+            retry_after_seconds=RETRY_SECONDS,
         ) from None
     try:
         yield
     finally:
         slots.release()
-
-
-@contextlib.contextmanager
-def told(name: str) -> Iterator[None]:
-    """Turn the library's errors into ours. Its text names bucket and key, and no secret."""
-    try:
-        yield
-    except (BaseError, OSError) as error:
-        text = str(error).partition("\n")[0][:_SHOWN_CHARACTERS]
-        # A missing bucket is a fault that ends; a missing object never comes back.
-        if isinstance(error, FileNotFoundError) and "NoSuchBucket" not in str(error):
-            raise BlobMissingError(name) from None
-        _log.error("blob_failed", blob=name, error=text)
-        raise UnavailableError(
-            "The store's blob storage does not answer as it should right now; try again.",
-            retry_after_seconds=_RETRY_SECONDS,
-        ) from error
-
-
-def status_of(error: BaseError) -> int | None:
-    """Return the HTTP status that an error is about, which the library tells in words only."""
-    _, found, rest = str(error).partition("status code: ")
-    return int(rest[:3]) if found and rest[:3].isdigit() else None

@@ -6,7 +6,8 @@ import obstore
 from obstore.exceptions import BaseError
 
 from services.store.blobs.base import BlobMissingError
-from services.store.blobs.s3 import open_bucket, status_of, told
+from services.store.blobs.s3_client import open_bucket
+from services.store.blobs.s3_faults import status_of, told
 
 
 class S3Reader:
@@ -14,16 +15,17 @@ class S3Reader:
 
     def __init__(self, bucket: str, prefix: str) -> None:
         """Look at what lies below a prefix of a bucket."""
+        self._bucket = bucket
         self._store = open_bucket(bucket, prefix)
 
     def size(self, name: str) -> int | None:
         """See `BlobReader.size`."""
         try:
-            with told(name):
+            with told(name, bucket=self._bucket):
                 return obstore.head(self._store, name)["size"]
         except BlobMissingError:
             # That answer has no text, which alone tells a missing bucket from a missing blob.
-            with told(name):
+            with told(name, bucket=self._bucket):
                 next(iter(obstore.list(self._store, chunk_size=1)), None)
             return None
 
@@ -31,7 +33,7 @@ class S3Reader:
         """See `BlobReader.read`."""
         if length <= 0:
             return b""
-        with told(name):
+        with told(name, bucket=self._bucket):
             try:
                 return obstore.get_range(self._store, name, start=offset, length=length).to_bytes()
             except BaseError as error:
@@ -43,7 +45,7 @@ class S3Reader:
         """See `BlobReader.names`."""
         listing = iter(obstore.list(self._store))
         while True:
-            with told("a list"):
+            with told("a list", bucket=self._bucket):
                 page = next(listing, None)
             if page is None:
                 return

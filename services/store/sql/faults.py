@@ -17,6 +17,28 @@ _DISK_FULL: Final = "53100"
 _REFUSED: Final = ("28", "3D", "42501")
 _DATA_CLASS: Final = "22"
 
+_ADDRESS: Final = "NIGHTSHIFT_STORE_DATABASE_URL"
+_LET_IN: Final = (
+    f"the server does not let this user in: user and password are those of {_ADDRESS} (or "
+    "PGPASSFILE); correct them and start the store again, or let the user in at the server"
+)
+_MAKE_IT: Final = (
+    f"make that database at the server, or have {_ADDRESS} name another one and start the store "
+    "again"
+)
+_ENCRYPT: Final = f"see sslmode and the certificates in {_ADDRESS}, and what the server offers"
+_LOOK: Final = f"see whether the server is started, and whether {_ADDRESS} names it"
+# By the first words that a refusal has.
+_MENDS: Final = (
+    ("authentication failed", _LET_IN),
+    ("no password supplied", _LET_IN),
+    ("pg_hba.conf", _LET_IN),
+    ('role "', _LET_IN),
+    ('database "', _MAKE_IT),
+    ("SSL", _ENCRYPT),
+    ("certificate", _ENCRYPT),
+)
+
 # SQLite's primary codes: busy, locked, no memory, I/O, full, cannot open, locking protocol.
 _FULL: Final = 13
 _CANNOT_OPEN: Final = 14
@@ -81,6 +103,16 @@ def summary(error: BaseException) -> str:
     """Return the first line of a fault, for the log; no statement, no values, no address."""
     original = getattr(error, "orig", None) or error
     return f"{type(original).__name__}: {original}".splitlines()[0][:300]
+
+
+def mend(error: BaseException) -> str:
+    """Return what an operator can do about a database that cannot be had at a start.
+
+    A refusal has no code before there is a connection, and is known by its words. Where a server
+    speaks another language they are its own, and what is said holds of any.
+    """
+    words = summary(error)
+    return next((advice for needle, advice in _MENDS if needle in words), _LOOK)
 
 
 def _sqlstate(error: BaseException) -> str | None:

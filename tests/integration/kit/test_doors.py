@@ -77,6 +77,17 @@ def test_what_cannot_be_used_is_named_by_its_setting(
     assert says in line
 
 
+def test_an_endpoint_that_is_no_url_is_named(tmp_path: Path) -> None:
+    environment = {
+        "NIGHTSHIFT_STORE_DATA_DIR": str(tmp_path),
+        "NIGHTSHIFT_STORE_BLOBS_URL": "s3://bucket/prefix",
+        "NIGHTSHIFT_NATS_URL": "nats://127.0.0.1:1",
+        "AWS_ENDPOINT_URL": "127.0.0.1:9000",
+    }
+    line = refused(["services.store.main"], environment)
+    assert line.startswith("nightshift store: AWS_ENDPOINT_URL must be a URL")
+
+
 def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
     (tmp_path / "nightshift.db").write_text("no database " * 1000)
     environment = {

@@ -31,6 +31,11 @@ async def test_it_tells_whether_a_service_takes_work() -> None:
         assert await probe(target) == (0, "")
         await server.set_ready(False)
         assert await probe(target) == (1, f"{target} takes no work right now\n")
+        server.set_needs({"database": True, "blobs": False})
+        assert await probe(target) == (
+            1,
+            f"{target} takes no work right now: blobs cannot be used, its log says why\n",
+        )
         await server.set_ready(True)
         assert (await probe(target))[0] == 0
     finally:

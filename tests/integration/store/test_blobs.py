@@ -11,15 +11,19 @@ from pathlib import Path
 import pytest
 
 from services.kit import failpoints
+from services.kit.clock import ManualClock
 from services.kit.errors import UnavailableError
 from services.kit.ids import uuid7_hex
+from services.kit.settings import SettingsError
 from services.store.blobs import local
 from services.store.blobs.base import BlobMissingError, Blobs
 from services.store.blobs.place import open_blobs
 from services.store.blobs.reader import BlobReader, blob_reader
 from services.store.blobs.s3 import PART_BYTES
+from services.store.blobs.s3_look import BucketLook
 from services.store.settings import StoreSettings
 from tests.kit.eventually import eventually
+from tests.kit.ports import free_port
 from tests.kit.s3_server import BUCKET, PREFIX, Fault, S3Server, s3_server
 from tests.kit.tcp_proxy import TcpProxy
 
@@ -243,6 +247,68 @@ async def test_a_name_is_never_written_over(remote: tuple[Blobs, S3Server]) -> N
 
 
 @pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        (Fault(status=403, code="InvalidAccessKeyId"), "keys \\(InvalidAccessKeyId\\)"),
+        (Fault(status=401, code=""), "refuses the store's keys \\(401\\)"),
+        (Fault(status=404, code="NoSuchBucket"), "no bucket nightshift-blobs"),
+        (Fault(status=400, code="AuthorizationHeaderMalformed"), "AWS_REGION is not"),
+        (Fault(status=503, code="SlowDown"), "answers 503 SlowDown"),
+    ],
+)
+async def test_a_look_at_a_bucket_says_what_is_wrong(
+    remote: tuple[Blobs, S3Server], fault: Fault, says: str
+) -> None:
+    blobs, server = remote
+    server.fault(fault)
+    with pytest.raises(UnavailableError, match=says):
+        await blobs.look()
+    server.fault(None)
+    await blobs.look()
+
+
+async def test_a_bucket_without_a_server_or_keys_is_told(
+    bucket: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = at_server(bucket, monkeypatch, port=free_port())
+    with pytest.raises(UnavailableError, match="AWS_ENDPOINT_URL"):
+        await open_blobs(settings).look()
+    with pytest.raises(UnavailableError, match="AWS_ENDPOINT_URL"):
+        await asyncio.to_thread(next, blob_reader(settings).names())
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(SettingsError, match="Missing SecretAccessKey"):
+        open_blobs(settings)
+
+
+async def test_one_look_in_vain_may_be_chance_and_a_bucket_that_is_well_is_left_alone(
+    bucket: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_server(bucket, monkeypatch)
+    clock = ManualClock()
+    look = BucketLook(BUCKET, PREFIX, monotonic=clock.monotonic)
+    await look.look()
+    bucket.fault(Fault(times=3))
+    clock.advance(4.9)
+    await look.look()
+    clock.advance(0.2)
+    await look.look()
+    for _ in range(2):
+        with pytest.raises(UnavailableError):
+            await look.look()
+    await look.look()
+
+
+async def test_a_directory_that_is_away_is_told(tmp_path: Path) -> None:
+    blobs = open_blobs(StoreSettings(data_dir=tmp_path))
+    await blobs.look()
+    (tmp_path / "blobs").rename(tmp_path / "away")
+    with pytest.raises(UnavailableError, match="mounted"):
+        await blobs.look()
+    (tmp_path / "away").rename(tmp_path / "blobs")
+    await blobs.look()
+
+
+@pytest.mark.parametrize(
     "fault",
     [
         Fault(status=503, code="SlowDown"),
@@ -411,8 +477,6 @@ async def test_who_is_cancelled_while_the_disk_is_slow_finds_nothing_there_later
     ],
 )
 def test_a_setting_that_names_no_place_is_refused_and_not_shown(url: str) -> None:
-    from services.kit.settings import SettingsError
-
     with pytest.raises(SettingsError, match="NIGHTSHIFT_STORE_BLOBS_URL must be") as error:
         open_blobs(StoreSettings(blobs_url=url))
     assert "secret" not in str(error.value)

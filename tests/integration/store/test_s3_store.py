@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from protos.nightshift.v1 import batches_pb2, files_pb2
+from services.kit import rpc
 from services.kit.errors import NightshiftError, UnavailableError
 from services.store.blobs.s3 import PART_BYTES
 from services.store.results_repo import INLINE_BYTES
 from tests.integration.store_work.harness import Worker
 from tests.kit.eventually import eventually
 from tests.kit.s3_server import Fault, S3Server, s3_server
-from tests.kit.store import StoreProcess, chat_line, our_errors
+from tests.kit.store import START_SECONDS, StoreProcess, chat_line, client_of, our_errors
 from tests.kit.tcp_proxy import TcpProxy
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(180)]
@@ -148,6 +149,45 @@ async def test_it_goes_on_by_itself_when_the_bucket_is_back(
         output, _ = await store.end_files(batch_id)
         assert [line["custom_id"] for line in output] == ["r0", "r1", "r2"]
         assert await store.download(kept.id) == chat_line("r0")
+
+
+async def test_a_bucket_that_refuses_its_store_is_told_at_once_and_waited_out(
+    tmp_path: Path, bucket: S3Server
+) -> None:
+    bucket.empty()
+    bucket.fault(Fault(status=403, code="InvalidAccessKeyId"))
+    store = StoreProcess(
+        tmp_path / "data", {**bucket.environment(), "AWS_SECRET_ACCESS_KEY": "not-to-be-told"}
+    )
+    store.start()
+    try:
+        await said(store, "refuses the store's keys (InvalidAccessKeyId)")
+        async with rpc.open_channel(store.address) as channel:
+            # It listens: calls that need no bucket are answered.
+            await eventually(lambda: rpc.lacking(channel, ["blobs"]), within_seconds=30)
+            assert await rpc.lacking(channel, ["database", "disk"]) == []
+            assert not await rpc.is_serving(channel)
+            bucket.fault(Fault(status=404, code="NoSuchBucket"))
+            await said(store, "there is no bucket")
+            bucket.fault(None)
+            await eventually(lambda: rpc.is_serving(channel), within_seconds=30)
+            assert await rpc.lacking(channel, ["blobs"]) == []
+        async with client_of(store) as client:
+            await client.upload(chat_line("r0"))
+        assert "not-to-be-told" not in store.log()
+        assert "Traceback" not in store.log()
+    finally:
+        store.kill()
+
+
+async def said(store: StoreProcess, words: str) -> None:
+    """Wait until a store says in one line what it is not ready for."""
+
+    def found() -> list[str]:
+        lines = store.log().splitlines()
+        return [line for line in lines if '"not_ready"' in line and words in line]
+
+    await eventually(found, within_seconds=START_SECONDS)
 
 
 async def test_it_stops_in_time_though_its_bucket_does_not_answer(
