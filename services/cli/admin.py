@@ -41,19 +41,14 @@ async def put_models(store: str, secret: str, names: Sequence[str]) -> None:
             raise from_rpc_error(failure) from failure
 
 
-async def delete_model(store: str, secret: str, name: str) -> None:
+async def delete_model(store: Store, name: str) -> None:
     """Remove a model's name.
 
     Raises:
         NightshiftError: no such model, or the store cannot be reached.
     """
-    async with rpc.open_channel(store) as channel:
-        try:
-            await admin_pb2_grpc.AdminStub(channel).DeleteModel(
-                admin_pb2.DeleteModelRequest(model_id=name), metadata=rpc.metadata(secret)
-            )
-        except rpc.CallFault as failure:
-            raise from_rpc_error(failure) from failure
+    request = admin_pb2.DeleteModelRequest(model_id=name)
+    await _ask(store, lambda stub, metadata: stub.DeleteModel(request, metadata=metadata))
 
 
 async def create_key(

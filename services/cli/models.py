@@ -1,16 +1,13 @@
 """Commands on models: list them, remove one."""
 
-import asyncio
 from pathlib import Path
 
 import click
 
-from services.cli import system
 from services.cli.admin import delete_model
-from services.cli.client import REFUSED, errors_explained, fail, open_client, server_options
-from services.cli.datadir import DataDir, DataDirError
+from services.cli.client import errors_explained, open_client, server_options
+from services.cli.operators import ask, store_options
 from services.cli.progress import print_json
-from services.kit.errors import NightshiftError, UnavailableError
 
 
 @click.group(invoke_without_command=True)
@@ -32,22 +29,8 @@ def models(context: click.Context, *, as_json: bool, base_url: str, api_key: str
 
 @models.command()
 @click.argument("name")
-@click.option(
-    "--data",
-    type=click.Path(file_okay=False, path_type=Path),
-    envvar=system.DATA_DIR,
-    default=Path("nightshift-data"),
-    show_default=True,
-    help="The directory of the running `nightshift up`.",
-)
-def remove(*, name: str, data: Path) -> None:
+@store_options
+def remove(*, name: str, data: Path, store: str | None) -> None:
     """Remove a model's name, so that no new request may use it."""
-    directory = DataDir(data)
-    try:
-        store, secret = directory.read_address("store"), directory.read_secret()
-        asyncio.run(delete_model(store, secret, name))
-    except UnavailableError:
-        fail(f"nothing runs on {data}: start it with `nightshift up --data {data} …`", REFUSED)
-    except (DataDirError, NightshiftError) as error:
-        fail(str(error), REFUSED)
+    ask(data, store, lambda there: delete_model(there, name))
     print(f"removed {name}")

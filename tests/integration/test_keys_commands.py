@@ -1,5 +1,6 @@
 """`nightshift keys` and `usage`, as an operator types them, with and without a running `up`."""
 
+import asyncio
 import json
 import os
 import socket
@@ -10,6 +11,7 @@ from pathlib import Path
 import openai
 import pytest
 
+from services.cli.admin import put_models
 from tests.kit.store import StoreProcess, chat_line
 from tests.kit.up import SIMULATED, RunningUp, running_up, wait_until
 
@@ -221,6 +223,12 @@ def test_a_directory_in_use_by_a_store_alone_is_said_so(tmp_path: Path) -> None:
         )
         assert made.returncode == 0, made.stderr
         assert made.stdout.startswith("ns-")
+        asyncio.run(put_models(store.address, (store.data / "secret").read_text().strip(), ["m"]))
+        gone = nightshift(
+            *("models", "remove", "m", "--store", store.address),
+            NIGHTSHIFT_SECRET_FILE=str(store.data / "secret"),
+        )
+        assert (gone.returncode, gone.stdout) == (0, "removed m\n"), gone.stderr
     finally:
         store.stop()
 
