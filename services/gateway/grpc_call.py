@@ -31,6 +31,7 @@ class RequestInterceptor(interceptors.AroundInterceptor):
 
     def __init__(self, context: Context) -> None:
         """Take ids from `context`."""
+        super().__init__()
         self._context = context
 
     async def enter(self, method: str, context: Call) -> None:
@@ -63,6 +64,7 @@ class AuthInterceptor(interceptors.AroundInterceptor):
 
     def __init__(self, context: Context) -> None:
         """Ask `context` for callers."""
+        super().__init__()
         self._context = context
 
     async def enter(self, method: str, context: Call) -> None:

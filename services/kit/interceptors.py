@@ -48,6 +48,10 @@ Leave = Callable[[str, Call, BaseException | None, float], Awaitable[None]]
 class AroundInterceptor(grpc.aio.ServerInterceptor):
     """Runs `enter` before and `leave` after a handler of any of the four shapes."""
 
+    def __init__(self) -> None:
+        """Wrap nothing yet."""
+        self._wrapped: dict[str, tuple[Handler, Handler]] = {}
+
     async def enter(self, method: str, context: Call) -> None:
         """Raise to refuse the call."""
 
@@ -68,6 +72,13 @@ class AroundInterceptor(grpc.aio.ServerInterceptor):
         if handler is None:
             return handler
         method = handler_call_details.method
+        # A server has one handler for each of its methods, and wrapping it anew costs each call.
+        known = self._wrapped.get(method)
+        if known is None or known[0] is not handler:
+            known = self._wrapped[method] = (handler, self._wrap(method, handler))
+        return known[1]
+
+    def _wrap(self, method: str, handler: Any) -> Handler:
         behaviour = (
             handler.unary_unary
             or handler.unary_stream
@@ -181,6 +192,7 @@ class SecretInterceptor(AroundInterceptor):
 
     def __init__(self, secret: str) -> None:
         """Compare with `secret`."""
+        super().__init__()
         self._secret = secret.encode()
 
     async def enter(self, method: str, context: Call) -> None:

@@ -63,7 +63,7 @@ def insert(
 ) -> None:
     """Insert an attempt with a live lease, its chunk's lease moved along."""
     connection.execute(
-        attempts.insert(),
+        _INSERT,
         {
             "token": made.token,
             "chunk_id": made.chunk_id,
@@ -84,6 +84,7 @@ def insert(
     )
 
 
+_INSERT: Final = attempts.insert()
 _OPENED: Final = (
     chunks.update()
     .where(chunks.c.id == sa.bindparam("of_chunk"))

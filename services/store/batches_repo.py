@@ -59,28 +59,35 @@ class Input:
 
 def insert(connection: sa.Connection, batch: NewBatch, now_ms: int) -> Row:
     """Insert a batch, `validating`."""
-    connection.execute(
-        batches.insert().values(
-            id=batch.id,
-            seq=next_seq(connection),
-            project_id=batch.project_id,
-            status=state.INITIAL.value,
-            endpoint=batch.endpoint,
-            input_file_id=batch.input_file_id,
-            completion_window=batch.completion_window,
-            metadata=sa.null() if batch.metadata is None else dict(batch.metadata),
-            output_expires_seconds=batch.output_expires_seconds,
-            key_id=batch.key_id,
-            created_at=now_ms // 1000,
-            expires_ms=now_ms + batch.completion_window_seconds * 1000,
-            traceparent=batch.traceparent,
-        )
-    )
+    values: dict[str, object] = {
+        "id": batch.id,
+        "seq": next_seq(connection),
+        "project_id": batch.project_id,
+        "status": state.INITIAL.value,
+        "endpoint": batch.endpoint,
+        "input_file_id": batch.input_file_id,
+        "completion_window": batch.completion_window,
+        "output_expires_seconds": batch.output_expires_seconds,
+        "key_id": batch.key_id,
+        "created_at": now_ms // 1000,
+        "expires_ms": now_ms + batch.completion_window_seconds * 1000,
+        "traceparent": batch.traceparent,
+    }
+    if batch.metadata is not None:
+        # Left out, it is null; None would be JSON's.
+        values["metadata"] = dict(batch.metadata)
+    connection.execute(_INSERT, values)
     return _row(connection, batch.id)
 
 
+# Made once, here and below: making a statement costs more than running it.
+_INSERT: Final = batches.insert()
+_ROW: Final = sa.select(batches).where(batches.c.id == sa.bindparam("batch_id"))
+_GET: Final = _ROW.where(batches.c.project_id == sa.bindparam("of_project"))
+
+
 def _row(connection: sa.Connection, batch_id: str) -> Row:
-    return connection.execute(sa.select(batches).where(batches.c.id == batch_id)).one()
+    return connection.execute(_ROW, {"batch_id": batch_id}).one()
 
 
 def get(connection: sa.Connection, batch_id: str, project_id: ProjectId) -> Row:
@@ -89,9 +96,7 @@ def get(connection: sa.Connection, batch_id: str, project_id: ProjectId) -> Row:
     Raises:
         NotFoundError: unknown, or another project's.
     """
-    row = connection.execute(
-        sa.select(batches).where(batches.c.id == batch_id, batches.c.project_id == project_id)
-    ).first()
+    row = connection.execute(_GET, {"batch_id": batch_id, "of_project": project_id}).first()
     if row is None:
         raise NotFoundError(f"No batch found with id '{batch_id}'.")
     return row
@@ -112,6 +117,27 @@ def list_page(
     return rows[:limit], len(rows) > limit
 
 
+def _move_to(target: BatchStatus) -> sa.sql.dml.ReturningUpdate[Any]:
+    """The statement that enters `target`; more values are parameters named like their columns."""
+    values: dict[str, object] = {"version": batches.c.version + 1, "status": target.value}
+    if target in state.TERMINAL:
+        values["keep_until_ms"] = sa.case(
+            (batches.c.keep_until_ms == 0, 0), else_=sa.bindparam("kept_until", type_=sa.BigInteger)
+        )
+    return (
+        batches.update()
+        .where(
+            batches.c.id == sa.bindparam("of_batch"),
+            batches.c.status.in_([status.value for status in state.sources(target)]),
+        )
+        .values(**values)
+        .returning(batches.c.project_id)
+    )
+
+
+_MOVES: Final = {target: _move_to(target) for target in state.TIMESTAMP_COLUMN}
+
+
 def move(
     connection: sa.Connection, batch_id: str, target: BatchStatus, now_ms: int, **values: object
 ) -> bool:
@@ -121,24 +147,10 @@ def move(
     Every end of a batch comes through here, so that whoever asked is told of it: wake the loop
     `deliveries` once it is committed.
     """
-    values |= {
-        "version": batches.c.version + 1,
-        "status": target.value,
-        state.TIMESTAMP_COLUMN[target]: now_ms // 1000,
-    }
+    values |= {"of_batch": batch_id, state.TIMESTAMP_COLUMN[target]: now_ms // 1000}
     if target in state.TERMINAL:
-        values["keep_until_ms"] = sa.case(
-            (batches.c.keep_until_ms == 0, 0), else_=now_ms + KEEP_SECONDS * 1000
-        )
-    project_id = connection.scalar(
-        batches.update()
-        .where(
-            batches.c.id == batch_id,
-            batches.c.status.in_([status.value for status in state.sources(target)]),
-        )
-        .values(**values)
-        .returning(batches.c.project_id)
-    )
+        values["kept_until"] = now_ms + KEEP_SECONDS * 1000
+    project_id = connection.scalar(_MOVES[target], values)
     if project_id is not None and target in state.TERMINAL:
         deliveries_repo.add(
             connection, batch_id=batch_id, project_id=project_id, end=target, now_ms=now_ms
@@ -175,21 +187,22 @@ def cancel(connection: sa.Connection, batch_id: str, project_id: ProjectId, now_
     return _row(connection, batch_id)
 
 
+_TO_VALIDATE: Final = (
+    sa.select(batches)
+    # Word for word the condition of an index, so that ended batches are not looked at.
+    .where(
+        sa.text(EXPIRY_WHERE),
+        batches.c.status == BatchStatus.VALIDATING.value,
+        batches.c.retry_ms <= sa.bindparam("now_ms"),
+    )
+    .order_by(batches.c.tries, batches.c.seq)
+    .limit(sa.bindparam("most"))
+)
+
+
 def to_validate(connection: sa.Connection, limit: int, now_ms: int) -> list[Row]:
     """Return batches that wait to be validated, in order, those that were begun in vain last."""
-    return list(
-        connection.execute(
-            sa.select(batches)
-            # Word for word the condition of an index, so that ended batches are not looked at.
-            .where(
-                sa.text(EXPIRY_WHERE),
-                batches.c.status == BatchStatus.VALIDATING.value,
-                batches.c.retry_ms <= now_ms,
-            )
-            .order_by(batches.c.tries, batches.c.seq)
-            .limit(limit)
-        )
-    )
+    return list(connection.execute(_TO_VALIDATE, {"now_ms": now_ms, "most": limit}))
 
 
 def last_seq(connection: sa.Connection) -> int:

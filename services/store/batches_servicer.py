@@ -1,7 +1,5 @@
 """The gRPC service `Batches`, in the store."""
 
-from dataclasses import asdict
-
 import sqlalchemy as sa
 
 from protos.nightshift.v1 import batches_pb2, batches_pb2_grpc, common_pb2
@@ -12,7 +10,8 @@ from services.kit.ids import BatchId
 from services.kit.interceptors import Call, metadata_value, project_of
 from services.store import batches_repo, idempotency_repo, pools_repo, uploading, usage_repo
 from services.store.context import Context
-from services.store.domain.waiting import Explanation
+from services.store.domain.state import BatchStatus
+from services.store.domain.waiting import Explanation, explain
 from services.store.paging import fitting, page_of
 
 DEFAULT_PAGE = 20
@@ -138,6 +137,9 @@ class BatchesServicer(batches_pb2_grpc.BatchesServicer):
         return batches_pb2.CancelBatchResponse(batch=await self._shown(row))
 
     async def _shown(self, row: batches_repo.Row) -> batches_pb2.Batch:
+        if row.pool_id is None:
+            # Not validated yet: there is nothing to look up.
+            return to_proto(row, explain(BatchStatus(row.status), None, 0, row.fault))
         now_ms = self._context.now_ms()
         (explanation,) = await self._context.db.read(
             lambda connection: pools_repo.explanations(connection, [row], now_ms)
@@ -195,5 +197,15 @@ def to_proto(row: batches_repo.Row, explanation: Explanation) -> batches_pb2.Bat
         ),
         metadata=row.metadata or {},
         has_metadata=row.metadata is not None,
-        nightshift=batches_pb2.BatchExplanation(**asdict(explanation)),
+        nightshift=batches_pb2.BatchExplanation(
+            pool=explanation.pool,
+            queue_position=explanation.queue_position,
+            executors=explanation.executors,
+            reason=explanation.reason,
+            engine_revision=explanation.engine_revision,
+            engines=[
+                batches_pb2.BatchEngines(pool=each.pool, revisions=each.revisions)
+                for each in explanation.engines
+            ],
+        ),
     )

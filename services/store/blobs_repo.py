@@ -5,6 +5,7 @@ deletes it, so that a transaction which is about to name it fails instead of nam
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 import sqlalchemy as sa
 
@@ -17,17 +18,27 @@ Doomed = tuple[str, int]
 """A blob's name, and when it was announced or, if it never was named, last doomed."""
 
 
+_INSERT: Final = blobs.insert()
+
+
 def announce(
     connection: sa.Connection, names: Sequence[str], project_id: ProjectId, now_ms: int
 ) -> None:
     """Record that these blobs are about to be written."""
     connection.execute(
-        blobs.insert(),
+        _INSERT,
         [
             {"name": name, "project_id": project_id, "state": "pending", "created_ms": now_ms}
             for name in names
         ],
     )
+
+
+_MAKE_LIVE: Final = (
+    blobs.update()
+    .where(blobs.c.name == sa.bindparam("of_name"), blobs.c.state == "pending")
+    .values(state="live")
+)
 
 
 def make_live(connection: sa.Connection, names: Sequence[str]) -> None:
@@ -37,11 +48,7 @@ def make_live(connection: sa.Connection, names: Sequence[str]) -> None:
         UnavailableError: one was swept meanwhile; the whole step is to be done again.
     """
     for name in names:
-        moved = connection.execute(
-            blobs.update()
-            .where(blobs.c.name == name, blobs.c.state == "pending")
-            .values(state="live")
-        )
+        moved = connection.execute(_MAKE_LIVE, {"of_name": name})
         if moved.rowcount != 1:
             raise UnavailableError("What was stored took too long and was dropped; try again.")
 
@@ -79,7 +86,7 @@ def doom_announced(connection: sa.Connection, names: Sequence[str], now_ms: int)
         if name not in known
     ]
     if back:
-        connection.execute(blobs.insert(), back)
+        connection.execute(_INSERT, back)
 
 
 def doom_abandoned(connection: sa.Connection, before_ms: int, now_ms: int) -> int:

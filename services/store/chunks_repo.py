@@ -80,15 +80,21 @@ def new_chunk(
     }
 
 
+_INSERT: Final = chunks.insert()
+
+
 def insert(connection: sa.Connection, rows: Sequence[dict[str, object]]) -> None:
     """Insert chunks made by `new_chunk`."""
     if rows:
-        connection.execute(chunks.insert(), list(rows))
+        connection.execute(_INSERT, list(rows))
+
+
+_FINISH: Final = chunks.update().where(chunks.c.id == sa.bindparam("of_chunk")).values(state=DONE)
 
 
 def finish(connection: sa.Connection, chunk_id: str) -> None:
     """Mark a chunk done: nothing of it is left to do."""
-    connection.execute(chunks.update().where(chunks.c.id == chunk_id).values(state=DONE))
+    connection.execute(_FINISH, {"of_chunk": chunk_id})
 
 
 def give_up(connection: sa.Connection, chunk_id: str, dispatch: int) -> None:

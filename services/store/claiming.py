@@ -40,8 +40,38 @@ class Claim:
     lease_ms: int
 
 
+_DUE: Final = (
+    sa.select(
+        batches.c.id,
+        batches.c.tries,
+        batches.c.finalize_holder,
+    )
+    .where(
+        sa.text(FINALIZE_WHERE),
+        batches.c.id.not_in(sa.bindparam("running", expanding=True)),
+        batches.c.retry_ms <= sa.bindparam("now_ms"),
+    )
+    .order_by(batches.c.sealed_ms)
+    .limit(sa.bindparam("most"))
+)
+
+
 def waiting(connection: sa.Connection, asked: Claim, most: int) -> Sequence[str]:
     """Return up to `most` batches that may be begun now; a suspect comes alone."""
+    first_due = connection.execute(
+        _DUE,
+        {"running": sorted(asked.running), "now_ms": asked.now_ms, "most": most + 1},
+    ).all()
+    if len(first_due) <= most and all(
+        row.finalize_holder is None and row.tries < SUSPECT_TRIES for row in first_due
+    ):
+        # All that are due, and nothing to weigh: how it nearly always is.
+        return [row.id for row in first_due]
+    return _chosen(connection, asked, most)
+
+
+def _chosen(connection: sa.Connection, asked: Claim, most: int) -> Sequence[str]:
+    """The same, where some are held, suspects, or too many."""
     due = sa.and_(
         sa.text(FINALIZE_WHERE),
         batches.c.id.not_in(sorted(asked.running)),
@@ -78,27 +108,36 @@ def _free(connection: sa.Connection, asked: Claim) -> sa.ColumnElement[bool]:
     )
 
 
+_OF_IDS: Final = batches.c.id.in_(sa.bindparam("ids", expanding=True))
+_TRIED: Final = sa.select(batches.c.id, batches.c.tries).where(_OF_IDS).order_by(batches.c.id)
+_TAKE: Final = (
+    batches.update()
+    .where(batches.c.id == sa.bindparam("of_batch"))
+    .values(
+        finalize_holder=sa.bindparam("holder"),
+        finalize_until_ms=sa.bindparam("until_ms"),
+        tries=sa.bindparam("new_tries"),
+        retry_ms=sa.bindparam("next_ms"),
+    )
+)
+_TAKEN: Final = sa.select(batches).where(_OF_IDS).order_by(batches.c.sealed_ms)
+
+
 def claim(connection: sa.Connection, asked: Claim, most: int) -> list[Row]:
     """Take the lease of what waits and count a try of each; return their rows as they are then."""
-    ids = waiting(connection, asked, most)
-    tried = connection.execute(
-        sa.select(batches.c.id, batches.c.tries).where(batches.c.id.in_(ids)).order_by(batches.c.id)
-    ).all()
-    for row in tried:
+    ids = list(waiting(connection, asked, most))
+    for row in connection.execute(_TRIED, {"ids": ids}).all():
         connection.execute(
-            batches.update()
-            .where(batches.c.id == row.id)
-            .values(
-                finalize_holder=asked.holder,
-                finalize_until_ms=asked.now_ms + asked.lease_ms,
-                tries=row.tries + 1,
-                retry_ms=asked.now_ms + wait_ms(row.tries + 1),
-            )
+            _TAKE,
+            {
+                "of_batch": row.id,
+                "holder": asked.holder,
+                "until_ms": asked.now_ms + asked.lease_ms,
+                "new_tries": row.tries + 1,
+                "next_ms": asked.now_ms + wait_ms(row.tries + 1),
+            },
         )
-    rows = connection.execute(
-        sa.select(batches).where(batches.c.id.in_(ids)).order_by(batches.c.sealed_ms)
-    )
-    return list(rows.all())
+    return list(connection.execute(_TAKEN, {"ids": ids}).all())
 
 
 def put_off(

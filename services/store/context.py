@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 import sqlalchemy as sa
 
@@ -56,12 +56,15 @@ class Context:
         return f"{project_id}/{kind}/{self.new_id()}"
 
 
+_NEXT_SEQ: Final = (
+    counters.update()
+    .where(counters.c.name == "seq")
+    .values(n=counters.c.n + 1)
+    .returning(counters.c.n)
+)
+
+
 def next_seq(connection: sa.Connection) -> int:
     """Return the next number of creation; its row's lock makes it the order of commit."""
-    number: int = connection.scalar(
-        counters.update()
-        .where(counters.c.name == "seq")
-        .values(n=counters.c.n + 1)
-        .returning(counters.c.n)
-    )
+    number: int = connection.scalar(_NEXT_SEQ)
     return number

@@ -27,6 +27,17 @@ KEPT_MS: Final = 30 * 86_400_000
 """How long an ended delivery can be looked at and sent again."""
 
 
+# Made once: each batch's end asks for it.
+_ENDPOINTS: Final = (
+    sa.select(webhook_endpoints.c.id, webhook_endpoints.c.event_types)
+    .where(
+        webhook_endpoints.c.project_id == sa.bindparam("of_project"),
+        webhook_endpoints.c.deleted_at.is_(None),
+    )
+    .order_by(webhook_endpoints.c.seq)
+)
+
+
 def add(
     connection: sa.Connection,
     *,
@@ -40,14 +51,7 @@ def add(
     To be called in the transaction that ends the batch, at `now_ms`.
     """
     event_type = webhooks.EVENT_TYPES[end]
-    endpoints = connection.execute(
-        sa.select(webhook_endpoints.c.id, webhook_endpoints.c.event_types)
-        .where(
-            webhook_endpoints.c.project_id == project_id,
-            webhook_endpoints.c.deleted_at.is_(None),
-        )
-        .order_by(webhook_endpoints.c.seq)
-    ).all()
+    endpoints = connection.execute(_ENDPOINTS, {"of_project": project_id}).all()
     told = [row.id for row in endpoints if event_type in row.event_types]
     event = webhooks.event_id(batch_id)
     now_at = now_ms // 1000
@@ -81,6 +85,14 @@ def _due(connection: sa.Connection, now_ms: int, others_dead: OthersDead) -> sa.
     return sa.and_(sa.text(PENDING_WHERE), deliveries.c.next_ms <= now_ms, free)
 
 
+# Asked at the end of each batch, and most systems have no webhooks.
+_ANY_DUE: Final = (
+    sa.select(deliveries.c.id)
+    .where(sa.text(PENDING_WHERE), deliveries.c.next_ms <= sa.bindparam("now_ms"))
+    .limit(1)
+)
+
+
 def due(
     connection: sa.Connection,
     *,
@@ -98,6 +110,8 @@ def due(
         full_endpoints: those that are sent enough at once already.
         limit: most rows.
     """
+    if connection.scalar(_ANY_DUE, {"now_ms": now_ms}) is None:
+        return []
     query = sa.select(deliveries.c.id, deliveries.c.endpoint_id).where(
         _due(connection, now_ms, others_dead)
     )

@@ -29,6 +29,7 @@ Kind = Literal["output", "error"]
 
 _CACHED_BYTES: Final = 12 * 1024 * 1024
 _LOAD_BYTES: Final = 4 * 1024 * 1024
+_SMALL_BYTES: Final = 256 * 1024
 _PAGE: Final = 256
 _NEVER_RAN: Final = {
     BatchStatus.CANCELLED.value: output.BATCH_CANCELLED,
@@ -69,6 +70,21 @@ _SEGMENTS: Final = (
 _PAYLOADS: Final = sa.select(segments.c.id, segments.c.payload).where(
     segments.c.id.in_(sa.bindparam("ids", expanding=True))
 )
+
+
+def _page(
+    connection: sa.Connection, where: Mapping[str, object]
+) -> tuple[Sequence[Row], dict[int, bytes]]:
+    """Return a page of segments, and their payloads too where all of them are small.
+
+    So a small batch takes one trip to a reader's thread and not two.
+    """
+    rows = connection.execute(_SEGMENTS, where).all()
+    inline = [row for row in rows if row.blob is None]
+    if not inline or sum(row.size for row in inline) > _SMALL_BYTES:
+        return rows, {}
+    found = connection.execute(_PAYLOADS, {"ids": [row.id for row in inline]})
+    return rows, {row.id: row.payload for row in found}
 
 
 class EndFile:
@@ -126,9 +142,10 @@ class EndFile:
                 "after": self._after,
                 "end": end,
             }
-            rows = await self._context.db.read(
-                lambda connection, where=where: connection.execute(_SEGMENTS, where).all()  # type: ignore[misc]  # bound now
+            rows, small = await self._context.db.read(
+                lambda connection, where=where: _page(connection, where)  # type: ignore[misc]  # bound now
             )
+            self._payloads.keep(small)
             for row in rows:
                 records = np.frombuffer(row.records, RESULT_RECORD)
                 if self._losses is not None and row.blob in self._losses.blobs:
@@ -249,6 +266,10 @@ class _Payloads:
         for each in wanted:
             if each.blob is not None:
                 loaded[each.id] = await self._read(each.blob, 0, each.size)
+        self.keep(loaded)
+
+    def keep(self, loaded: Mapping[int, bytes]) -> None:
+        """Keep payloads, by segment, instead of those that were last used longest ago."""
         self._kept.update(loaded)
         self._kept_bytes += sum(map(len, loaded.values()))
         while self._kept_bytes > _CACHED_BYTES and len(self._kept) > len(loaded):

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import sqlalchemy as sa
 
@@ -47,31 +47,42 @@ def insert(connection: sa.Connection, file: NewFile) -> Row:
         names.append(file.index_blob)
     blobs_repo.make_live(connection, names)
     connection.execute(
-        files.insert().values(
-            id=file.id,
-            seq=next_seq(connection),
-            project_id=file.project_id,
-            purpose=file.purpose,
-            filename=file.filename,
-            bytes=file.bytes,
-            status="processed",
-            created_at=file.created_at,
-            expires_at=file.expires_at,
-            parts=[list(part) for part in file.parts],
-            index_blob=file.index_blob,
-            of_batch_id=file.of_batch_id,
-            of_kind=file.of_kind,
-        )
+        _INSERT,
+        {
+            "id": file.id,
+            "seq": next_seq(connection),
+            "project_id": file.project_id,
+            "purpose": file.purpose,
+            "filename": file.filename,
+            "bytes": file.bytes,
+            "status": "processed",
+            "created_at": file.created_at,
+            "expires_at": file.expires_at,
+            "parts": [list(part) for part in file.parts],
+            "index_blob": file.index_blob,
+            "of_batch_id": file.of_batch_id,
+            "of_kind": file.of_kind,
+        },
     )
-    return connection.execute(sa.select(files).where(files.c.id == file.id)).one()
+    return connection.execute(_ROW, {"file_id": file.id}).one()
 
 
-def _visible(project_id: ProjectId, now_at: int) -> sa.ColumnElement[bool]:
+# Made once, here and below: making a statement costs more than running it.
+_INSERT: Final = files.insert()
+_ROW: Final = sa.select(files).where(files.c.id == sa.bindparam("file_id"))
+
+
+def _visible(
+    project_id: ProjectId | sa.BindParameter[str], now_at: int | sa.BindParameter[int]
+) -> sa.ColumnElement[bool]:
     return sa.and_(
         files.c.project_id == project_id,
         files.c.deleted_at.is_(None),
         sa.or_(files.c.expires_at.is_(None), files.c.expires_at > now_at),
     )
+
+
+_GET: Final = _ROW.where(_visible(sa.bindparam("of_project"), sa.bindparam("now_at")))
 
 
 def get(connection: sa.Connection, file_id: str, project_id: ProjectId, now_at: int) -> Row:
@@ -81,7 +92,7 @@ def get(connection: sa.Connection, file_id: str, project_id: ProjectId, now_at: 
         NotFoundError: unknown, deleted, expired or another project's.
     """
     row = connection.execute(
-        sa.select(files).where(files.c.id == file_id, _visible(project_id, now_at))
+        _GET, {"file_id": file_id, "of_project": project_id, "now_at": now_at}
     ).first()
     if row is None:
         raise NotFoundError(f"No such File object: {file_id}", param="id")

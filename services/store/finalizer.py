@@ -44,6 +44,13 @@ _LEASE_MS: Final = 60_000
 _LOOK_SECONDS: Final = 0.05
 
 
+_SEALED: Final = (
+    sa.select(batches.c.status, batches.c.seal_outcome, batches.c.finalize_holder)
+    .where(batches.c.id == sa.bindparam("of_batch"))
+    .with_for_update()
+)
+
+
 class LeaseLostError(Exception):
     """Another store finalizes the batch now."""
 
@@ -271,11 +278,7 @@ class Finalizer:
     ) -> None:
         """Name the files and enter the end state, whichever it is by now."""
         now_ms = self._context.now_ms()
-        row = connection.execute(
-            sa.select(batches.c.status, batches.c.seal_outcome, batches.c.finalize_holder)
-            .where(batches.c.id == batch.id)
-            .with_for_update()
-        ).one()
+        row = connection.execute(_SEALED, {"of_batch": batch.id}).one()
         if row.finalize_holder != self._holder:
             raise LeaseLostError(batch.id)
         end = BatchStatus(row.seal_outcome)

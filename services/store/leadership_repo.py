@@ -77,15 +77,16 @@ def resign(connection: sa.Connection, holder: str, *, term: int, now_ms: int) ->
     )
 
 
+_TERM: Final = sa.select(leadership.c.term, leadership.c.until_ms).where(_ROW)
+
+
 def require_term(connection: sa.Connection, term: int, now_ms: int) -> None:
     """Refuse a caller whose leadership is over.
 
     Raises:
         StaleTermError: another term has begun, or the lease of this one has run out.
     """
-    row = connection.execute(
-        sa.select(leadership.c.term, leadership.c.until_ms).where(_ROW)
-    ).first()
+    row = connection.execute(_TERM).first()
     if row is None or row.term != term:
         raise StaleTermError(f"Term {term} is over; ask for leadership again.")
     if row.until_ms <= now_ms:

@@ -1,7 +1,7 @@
 """Models and pools as rows: a known model without a live executor is known all the same."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import sqlalchemy as sa
 
@@ -70,10 +70,13 @@ def put_model(
         connection.execute(models.update().where(models.c.name == name).values(**values))
 
 
+_ALL: Final = sa.select(models)
+
+
 def list_all(connection: sa.Connection) -> list[Row]:
     """Return all models by name."""
     # Databases have collations of their own.
-    return sorted(connection.execute(sa.select(models)), key=lambda row: str(row.name))
+    return sorted(connection.execute(_ALL), key=lambda row: str(row.name))
 
 
 def get(connection: sa.Connection, name: str) -> Row:

@@ -290,24 +290,27 @@ class Source:
     """Whether the last try to read its input failed."""
 
 
+_SOURCE: Final = (
+    sa.select(
+        chunks.c.lines,
+        batches.c.id,
+        batches.c.input_parts,
+        batches.c.index_blob,
+        batches.c.fault,
+    )
+    .join(attempts, attempts.c.chunk_id == chunks.c.id)
+    .join(batches, batches.c.id == chunks.c.batch_id)
+    .where(attempts.c.token == sa.bindparam("token"), attempts.c.closed_ms.is_(None))
+)
+
+
 def source_of(connection: sa.Connection, token: str) -> Source:
     """Return where an attempt reads its lines.
 
     Raises:
         ConflictError: the attempt is over, so there is nothing to read.
     """
-    row = connection.execute(
-        sa.select(
-            chunks.c.lines,
-            batches.c.id,
-            batches.c.input_parts,
-            batches.c.index_blob,
-            batches.c.fault,
-        )
-        .join(attempts, attempts.c.chunk_id == chunks.c.id)
-        .join(batches, batches.c.id == chunks.c.batch_id)
-        .where(attempts.c.token == token, attempts.c.closed_ms.is_(None))
-    ).first()
+    row = connection.execute(_SOURCE, {"token": token}).first()
     if row is None:
         raise ConflictError("This attempt is over.")
     return Source(

@@ -1,6 +1,7 @@
 """What others must be told: a row in the transaction that caused it, relayed to the bus later."""
 
 import asyncio
+from typing import Final
 
 import sqlalchemy as sa
 
@@ -16,18 +17,25 @@ _log = get_logger(__name__)
 
 _BATCH = 256
 
+_INSERT: Final = outbox.insert().inline()
+_WAITING: Final = (
+    sa.select(outbox.c.id, outbox.c.subject, outbox.c.payload).order_by(outbox.c.id).limit(_BATCH)
+)
+_FORGET: Final = outbox.delete().where(outbox.c.id.in_(sa.bindparam("ids", expanding=True)))
+
 
 def emit(
     connection: sa.Connection, event: dispatch_pb2.Event, project_id: ProjectId, now_ms: int
 ) -> None:
     """Add an event to the transaction; wake the `outbox` loop once it is committed."""
     connection.execute(
-        outbox.insert().values(
-            project_id=project_id,
-            subject=event_subject(event),
-            payload=event.SerializeToString(),
-            created_ms=now_ms,
-        )
+        _INSERT,
+        {
+            "project_id": project_id,
+            "subject": event_subject(event),
+            "payload": event.SerializeToString(),
+            "created_ms": now_ms,
+        },
     )
 
 
@@ -67,13 +75,7 @@ class Outbox:
     async def _relay(self) -> int:
         relayed = 0
         while self._bus is not None and self._bus.connected:
-            rows = await self._db.read(
-                lambda connection: connection.execute(
-                    sa.select(outbox.c.id, outbox.c.subject, outbox.c.payload)
-                    .order_by(outbox.c.id)
-                    .limit(_BATCH)
-                ).all()
-            )
+            rows = await self._db.read(lambda connection: connection.execute(_WAITING).all())
             if not rows:
                 break
             bus = self._bus
@@ -84,8 +86,11 @@ class Outbox:
             await self._db.write(
                 "outbox.forget",
                 lambda connection, done=done: connection.execute(  # type: ignore[misc]  # bound now
-                    outbox.delete().where(outbox.c.id.in_(done))
+                    _FORGET, {"ids": done}
                 ),
             )
             relayed += len(rows)
+            if len(rows) < _BATCH:
+                # Whoever adds one wakes this loop once it is committed.
+                break
         return relayed

@@ -100,6 +100,8 @@ _CHANGE_BITS: Final = (
     )
     .values(bits=sa.bindparam("new_bits"))
 )
+_NEW_BITS: Final = bit_blocks.insert()
+_NEW_SEGMENT: Final = segments.insert().inline()
 _COUNTED: Final = (
     "completed",
     "failed",
@@ -214,7 +216,7 @@ def _write(
         )
     if new:
         connection.execute(
-            bit_blocks.insert(),
+            _NEW_BITS,
             [
                 {
                     "batch_id": batch_id,
@@ -229,7 +231,7 @@ def _write(
     if frame.blob is not None:
         blobs_repo.make_live(connection, [frame.blob])
     connection.execute(
-        segments.insert().inline(),
+        _NEW_SEGMENT,
         {
             "batch_id": batch_id,
             "project_id": project_id,

@@ -23,6 +23,29 @@ def outcome_when_done(status: str) -> BatchStatus:
     return BatchStatus.COMPLETED
 
 
+# Further values are parameters named like their columns.
+_SEAL: Final = (
+    batches.update()
+    .where(
+        batches.c.id == sa.bindparam("of_batch"),
+        batches.c.status == sa.bindparam("from_status"),
+        batches.c.sealed_ms.is_(None),
+    )
+    # Tries are of waiting for an input that was missing; finalizing counts anew.
+    .values(version=batches.c.version + 1, tries=0, retry_ms=0)
+)
+_CLOSE_CHUNKS: Final = (
+    chunks.update()
+    .where(chunks.c.batch_id == sa.bindparam("of_batch"), chunks.c.state != "done")
+    .values(state="done")
+)
+_CLOSE_ATTEMPTS: Final = (
+    attempts.update()
+    .where(attempts.c.batch_id == sa.bindparam("of_batch"), attempts.c.closed_ms.is_(None))
+    .values(closed_ms=sa.bindparam("at_ms"), outcome=ENDED)
+)
+
+
 def seal(connection: sa.Connection, batch: Row, outcome: BatchStatus, now_ms: int) -> bool:
     """Seal a batch and close what runs of it; tell whether it still was open.
 
@@ -34,26 +57,15 @@ def seal(connection: sa.Connection, batch: Row, outcome: BatchStatus, now_ms: in
         now_ms: the store's time.
     """
     values: dict[str, object] = {
-        "version": batches.c.version + 1,
+        "of_batch": batch.id,
         "sealed_ms": now_ms,
         "seal_outcome": outcome.value,
-        # Of waiting for an input that was missing; finalizing counts anew.
-        "tries": 0,
-        "retry_ms": 0,
     }
     source = BatchStatus.CANCELLING
     if outcome != BatchStatus.CANCELLED:
         source = BatchStatus.IN_PROGRESS
         values |= {"status": BatchStatus.FINALIZING.value, "finalizing_at": now_ms // 1000}
-    sealed = connection.execute(
-        batches.update()
-        .where(
-            batches.c.id == batch.id,
-            batches.c.status == source.value,
-            batches.c.sealed_ms.is_(None),
-        )
-        .values(**values)
-    )
+    sealed = connection.execute(_SEAL, {**values, "from_status": source.value})
     if sealed.rowcount != 1:
         return False
     close_work(connection, batch.id, now_ms)
@@ -66,13 +78,5 @@ def seal(connection: sa.Connection, batch: Row, outcome: BatchStatus, now_ms: in
 
 def close_work(connection: sa.Connection, batch_id: str, now_ms: int) -> None:
     """Mark the chunks of a sealed batch done and close its attempts."""
-    connection.execute(
-        chunks.update()
-        .where(chunks.c.batch_id == batch_id, chunks.c.state != "done")
-        .values(state="done")
-    )
-    connection.execute(
-        attempts.update()
-        .where(attempts.c.batch_id == batch_id, attempts.c.closed_ms.is_(None))
-        .values(closed_ms=now_ms, outcome=ENDED)
-    )
+    connection.execute(_CLOSE_CHUNKS, {"of_batch": batch_id})
+    connection.execute(_CLOSE_ATTEMPTS, {"of_batch": batch_id, "at_ms": now_ms})

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 
 from services.kit import telemetry
 from services.kit.errors import NotFoundError
@@ -18,6 +19,7 @@ from services.store.input_reader import InputReader, read_span
 _log = get_logger(__name__)
 
 _AT_ONCE = 4
+_FEW_LINES = 1_000
 _Errors = Sequence[Mapping[str, object]]
 _FAULT_MS = 5_000
 """Pause after a failure that ended nothing."""
@@ -58,7 +60,11 @@ class Validator:
     async def run_once(self) -> int:
         """Validate everything that waits and return how many; a failing one holds no other."""
         judged = 0
-        while rows := await self._next():
+        more = True
+        while more:
+            rows, more = await self._next()
+            if not rows:
+                break
             outcomes = await asyncio.gather(
                 *(self._judge(row) for row in rows), return_exceptions=True
             )
@@ -75,8 +81,8 @@ class Validator:
             self._context.wake("events")
         return judged
 
-    async def _next(self) -> Sequence[batches_repo.Row]:
-        """Return what to validate now, in order.
+    async def _next(self) -> tuple[Sequence[batches_repo.Row], bool]:
+        """Return what to validate now, in order, and whether there may be more.
 
         A try is counted before it begins, but only of a batch that waited when this store began:
         one of those may have ended the store before. They go one by one.
@@ -86,13 +92,15 @@ class Validator:
             lambda connection: batches_repo.to_validate(connection, _AT_ONCE, now_ms)
         )
         if not rows:
-            return rows
+            return rows, False
         last = await self._seq_at_start()
         first = rows[0]
         if first.tries == 0 and first.seq > last:
-            return [row for row in rows if row.tries == 0]
+            new = [row for row in rows if row.tries == 0]
+            # Whoever creates one wakes this loop once it is committed.
+            return new, len(rows) == _AT_ONCE or len(new) < len(rows)
         if first.tries >= MOST_VALIDATIONS:
-            return [first]
+            return [first], True
         await self._context.db.write(
             "validate.claim",
             lambda connection: batches_repo.put_off(
@@ -102,7 +110,7 @@ class Validator:
                 until_ms=now_ms + wait_ms(first.tries + 1),
             ),
         )
-        return [first]
+        return [first], True
 
     async def _seq_at_start(self) -> int:
         """Return the number of the last batch that was there at this store's first turn."""
@@ -189,13 +197,15 @@ class Validator:
     ) -> batches_repo.Input | _Errors:
         index = await self._reader.index(file.index_blob)
         served = models_repo.served(models)
-        verdict = await asyncio.to_thread(
+        check = partial(
             validate.check_input,
             index,
             endpoint=row.endpoint,
             served_models=served,
             limits=self._limits,
         )
+        # A few lines take less than the trip to a thread.
+        verdict = check() if index.lines <= _FEW_LINES else await asyncio.to_thread(check)
         loop = asyncio.get_running_loop()
 
         def read_line(ordinal: int) -> bytes:

@@ -35,10 +35,12 @@ class Cut:
     max_bytes: int
 
 
+_POOL_IDS: Final = sa.select(models.c.pool_id).distinct().order_by(models.c.pool_id)
+
+
 def pool_ids(connection: sa.Connection) -> list[str]:
     """Return every pool that a model names."""
-    query = sa.select(models.c.pool_id).distinct().order_by(models.c.pool_id)
-    return list(connection.scalars(query))
+    return list(connection.scalars(_POOL_IDS))
 
 
 _WINDOW: Final = (
@@ -99,16 +101,19 @@ def to_proto(row: Row) -> work_pb2.WindowBatch:
     )
 
 
+_INDEXES: Final = sa.select(batches.c.id, batches.c.index_blob).where(
+    batches.c.id.in_(sa.bindparam("batch_ids", expanding=True)),
+    sa.text(WINDOW_WHERE),
+    batches.c.retry_ms <= sa.bindparam("now_ms"),
+)
+
+
 def indexes_of(connection: sa.Connection, batch_ids: Sequence[str], now_ms: int) -> dict[str, str]:
     """Return the name of the line index of each of these batches that is in the window.
 
     That of one which has ended may be gone with its input.
     """
-    rows = connection.execute(
-        sa.select(batches.c.id, batches.c.index_blob).where(
-            batches.c.id.in_(batch_ids), sa.text(WINDOW_WHERE), batches.c.retry_ms <= now_ms
-        )
-    )
+    rows = connection.execute(_INDEXES, {"batch_ids": list(batch_ids), "now_ms": now_ms})
     return {row.id: row.index_blob for row in rows if row.index_blob is not None}
 
 
@@ -177,6 +182,13 @@ def cut(
     return [by_id[chunk_id] for chunk_id in order]
 
 
+_CUT_UP_TO: Final = (
+    batches.update()
+    .where(batches.c.id == sa.bindparam("of_batch"))
+    .values(lines_cut=sa.bindparam("lines"))
+)
+
+
 @dataclass(frozen=True, slots=True)
 class _Taken:
     """Lines for one chunk. `model`: None where the batch has one only."""
@@ -224,6 +236,4 @@ class _Cutter:
     def write(self) -> None:
         """Write how far each batch is cut."""
         for batch_id, lines in {**self._at, **self._mixed.write()}.items():
-            self._connection.execute(
-                batches.update().where(batches.c.id == batch_id).values(lines_cut=lines)
-            )
+            self._connection.execute(_CUT_UP_TO, {"of_batch": batch_id, "lines": lines})
