@@ -6,8 +6,8 @@ import pytest
 
 from protos.nightshift.v1 import dispatch_pb2, work_pb2
 from services.scheduler import reports
-from tests.integration.test_scheduler import OTHER, POOL, World, world
 from tests.kit.eventually import eventually
+from tests.kit.scheduler_world import OTHER, POOL, World, world
 from tests.kit.scripted_puller import ScriptedPuller
 
 __all__ = ["world"]
