@@ -17,7 +17,7 @@ from services.kit import failpoints
 from services.kit.clock import Clock
 from services.kit.errors import UnavailableError, from_rpc_error
 from services.kit.log import get_logger
-from services.kit.rpc import CallFault
+from services.kit.rpc import CallFault, StreamEnd
 
 _log = get_logger(__name__)
 
@@ -158,6 +158,7 @@ class Reporter:
         """
         self._stream += 1
         call = self._store.append_results(self._messages(self._stream))
+        end = StreamEnd(call)
         answers = aiter(call)
         try:
             while True:
@@ -172,6 +173,9 @@ class Reporter:
                 if answer is None:
                     return
                 self._acknowledged(answer)
+        except CallFault as fault:
+            # Taken as it comes, a store that is away would nearly always count as one that refuses.
+            raise await end.fault(fault) from None
         finally:
             # Leaving the loop alone would leave the call open.
             call.cancel()

@@ -222,3 +222,17 @@ async def test_a_chunk_is_a_span_of_its_batchs_trace(
         "ReadLines",
     }
     provider.shutdown()
+
+
+@pytest.mark.slow
+async def test_results_are_kept_however_often_a_stream_breaks_under_them(fleet: Fleet) -> None:
+    """While many are on their way gRPC itself hides why: it looks like a refusal of them."""
+    fleet.work.break_streams = 6
+    texts = lines(24, x_simulate={"output_bytes": 1_000_000})
+    await fleet.publish(fleet.work.add_chunk(texts, pool_id=POOL))
+    await fleet.start()
+    await fleet.settled(30)
+    [chunk] = fleet.work.chunks.values()
+    assert chunk.done
+    assert len(fleet.work.named("OpenAttempt")) == 1
+    assert fleet.work.named("HandBack") == []
