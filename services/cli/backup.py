@@ -127,7 +127,8 @@ def _tell(facts: dict[str, Any], what: str, *, as_json: bool) -> None:
         names = "".join(f"\n  blobs/{name}" for name in missing[:_SHOWN])
         more = f"\n  and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
         fail(
-            f"the store had lost {len(missing)} of its blobs, which are not in it either; all else "
-            f"is. `nightshift doctor --check` says whose they are and what to do:{names}{more}",
+            f"the store had lost {len(missing)} of its blobs, or a piece of them, so that they are "
+            "not whole in it either; all else is. `nightshift doctor --check` says whose they are "
+            f"and what to do:{names}{more}",
             _LACKS,
         )

@@ -40,7 +40,7 @@ class Facts:
         rows: in all tables.
         blobs: how many, of `bytes` in all.
         database_sha256: in hex, of `nightshift.db`.
-        missing: names of blobs that the store itself had lost.
+        missing: names of blobs that the store itself had lost, or a piece of them.
     """
 
     format: int

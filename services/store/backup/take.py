@@ -5,13 +5,14 @@ import contextlib
 import importlib.metadata
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import sqlalchemy as sa
 
 from services.kit import failpoints
 from services.store import migrate
-from services.store.backup import snapshot, tables
+from services.store.backup import sizes, snapshot, tables
 from services.store.backup.copying import Copied, Copier, CopyError
 from services.store.backup.hold import Hold
 from services.store.backup.place import FORMAT, BackupError, Facts, Place, sha256
@@ -118,7 +119,14 @@ async def _copy_blobs(
         copied = await copier.copy(live_names(connection), may_lack=None)
         _refuse_away(settings, copied)
         _drop_unnamed(place.blobs, connection)
-    return copied
+    # Of a blob that is cut short, what is left is in the copy; it counts as lost all the same.
+    damaged = await asyncio.to_thread(_damaged, place)
+    return replace(copied, missing=tuple(sorted({*copied.missing, *damaged})))
+
+
+def _damaged(place: Place) -> list[str]:
+    with snapshot.opened(place.database) as connection:
+        return sizes.damaged(connection, FolderReader(place.blobs))
 
 
 def _refuse_away(settings: StoreSettings, copied: Copied) -> None:

@@ -324,4 +324,5 @@ def _part_index_faults(view: View, row: Row) -> Iterator[Fault]:
         subject=row.id,
         what=f"its index, blobs/{row.index_blob}, {trouble}",
         mend=f"Cancel {row.upload_id} and begin another upload.",
+        blob=row.index_blob,
     )

@@ -29,6 +29,8 @@ SEGMENT = "SELECT blob FROM segments WHERE blob IS NOT NULL"
 OUTPUT = (
     "SELECT json_extract(parts, '$[0][0]') FROM files WHERE of_batch_id = ? AND of_kind = 'output'"
 )
+PART = "SELECT blob FROM upload_parts WHERE upload_id = ? ORDER BY id LIMIT 1"
+PART_INDEX = "SELECT index_blob FROM upload_parts WHERE upload_id = ? ORDER BY id DESC LIMIT 1"
 
 Damage = Callable[[Data], Path]
 
@@ -242,17 +244,49 @@ async def test_what_is_lost_of_a_backup_keeps_it_from_being_put_back(
         await backups.put_back_here(backup, tmp_path / "place", with_faults=True)
 
 
-async def test_a_backup_with_a_blob_cut_short_is_put_back_on_demand(
+async def test_a_backup_whose_blob_was_cut_short_since_is_put_back_on_demand(
     data: Data, tmp_path: Path
 ) -> None:
-    os.truncate(output_of(data), 10)
-    await backups.take_here(data.root, tmp_path / "backup")
+    backup = tmp_path / "backup"
+    await backups.take_here(data.root, backup)
+    os.truncate(backup / output_of(data).relative_to(data.root), 10)
     with pytest.raises(BackupError, match="has 1 faults"):
-        await backups.put_back_here(tmp_path / "backup", tmp_path / "place")
-    await backups.put_back_here(tmp_path / "backup", tmp_path / "place", with_faults=True)
+        await backups.put_back_here(backup, tmp_path / "place")
+    await backups.put_back_here(backup, tmp_path / "place", with_faults=True)
     async with running(tmp_path / "place") as store:
         query = sa.select(batches.c.status).order_by(batches.c.seq)
         assert [row.status for row in await store.sql(query)] == ["completed", "in_progress"]
+
+
+@pytest.mark.parametrize("bytes_more", [-1, 1])
+async def test_a_backup_names_what_has_another_size_than_its_rows_say(
+    data: Data, tmp_path: Path, bytes_more: int
+) -> None:
+    """What is left of it is kept, and it counts as lost, there and where it is put back."""
+    damaged = [input_of(data), output_of(data), data.blob(PART, data.upload)]
+    if bytes_more < 0:
+        damaged += [results_of(data), data.blob(PART_INDEX, data.upload)]
+    for blob in damaged:
+        content = blob.read_bytes()
+        blob.write_bytes(content[:bytes_more] if bytes_more < 0 else content + b"x")
+    names = tuple(sorted(str(blob.relative_to(data.root / "blobs")) for blob in damaged))
+    before = {fault["what"] for fault in check(data.root).faults}
+    assert len(before) == len(names)
+    taken = backups.take(data.root, tmp_path / "backup")
+    assert taken.status == 1
+    assert tuple(taken.said["missing"]) == names
+    restored = await backups.put_back_here(tmp_path / "backup", tmp_path / "place")
+    assert restored.missing == names
+    for place in (tmp_path / "backup", tmp_path / "place"):
+        assert {fault["what"] for fault in check(place).faults} == before
+
+
+async def test_what_a_row_says_of_its_blobs_in_vain_keeps_no_backup_from_being_made(
+    data: Data, tmp_path: Path
+) -> None:
+    data.sql("UPDATE files SET parts = '[[1, 2, 3], 4' WHERE of_batch_id IS NOT NULL")
+    data.sql("UPDATE segments SET records = x'00' WHERE blob IS NOT NULL")
+    assert (await backups.take_here(data.root, tmp_path / "backup")).missing == ()
 
 
 def test_the_commands_warn(data: Data, tmp_path: Path) -> None:
