@@ -10,7 +10,7 @@ from tests.integration.crash_windows import hands
 from tests.integration.crash_windows.backings import migrated_database, postgres, shared
 from tests.integration.crash_windows.stories import Stories
 from tests.integration.crash_windows.world import Backing, Check, World
-from tests.integration.store_work.harness import ranges_of
+from tests.integration.store_work.worker import ranges_of
 from tests.kit.template import Template, template
 
 __all__ = ["migrated_database", "postgres", "shared", "template"]

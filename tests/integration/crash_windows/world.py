@@ -21,7 +21,7 @@ from services.kit import rpc
 from services.kit.errors import NightshiftError, UnavailableError
 from services.kit.tasks import end
 from tests.integration.crash_windows import at_rest
-from tests.integration.store_work.harness import Worker
+from tests.integration.store_work.worker import Worker
 from tests.kit.eventually import eventually
 from tests.kit.ports import free_port
 from tests.kit.store import MODEL, POOL, our_errors

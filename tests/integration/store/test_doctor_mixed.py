@@ -7,7 +7,8 @@ import pytest
 
 from protos.nightshift.v1 import admin_pb2, models_pb2, work_pb2
 from services.kit import ids
-from tests.integration.store_work.harness import Store, ranges_of, running
+from tests.integration.store_work.harness import Store, running
+from tests.integration.store_work.worker import ranges_of
 from tests.kit.data_at_rest import Data, check, rounds
 from tests.kit.store import MODEL, POOL, chat_line
 

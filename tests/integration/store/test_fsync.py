@@ -12,7 +12,7 @@ import pytest
 
 from protos.nightshift.v1 import batches_pb2
 from services.kit.errors import InvalidRequestError
-from tests.integration.store_work.harness import Worker
+from tests.integration.store_work.worker import Worker
 from tests.kit.eventually import eventually
 from tests.kit.power_cut import Event, PowerCut
 from tests.kit.store import StoreProcess, chat_line

@@ -10,7 +10,7 @@ from protos.nightshift.v1 import batches_pb2, work_pb2
 from services.kit.errors import UnavailableError
 from services.kit.ids import uuid7_hex
 from services.store.blobs.local import LocalBlobs
-from tests.integration.store_work.harness import Worker, frame
+from tests.integration.store_work.worker import Worker, frame
 from tests.kit.eventually import eventually
 from tests.kit.small_disk import MIB, SmallDisk, small_disk
 from tests.kit.store import StoreProcess, chat_line, refused

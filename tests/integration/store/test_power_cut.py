@@ -16,7 +16,7 @@ import pytest
 from protos.nightshift.v1 import batches_pb2
 from services.kit.errors import ConflictError, NotFoundError, UnavailableError
 from services.kit.tasks import end
-from tests.integration.store_work.harness import Worker, ranges_of
+from tests.integration.store_work.worker import Worker, ranges_of
 from tests.kit import data_at_rest
 from tests.kit.eventually import eventually
 from tests.kit.power_cut import PowerCut

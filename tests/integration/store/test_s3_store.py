@@ -14,7 +14,7 @@ from services.kit import rpc
 from services.kit.errors import NightshiftError, UnavailableError
 from services.store.blobs.s3 import PART_BYTES
 from services.store.results_repo import INLINE_BYTES
-from tests.integration.store_work.harness import Worker
+from tests.integration.store_work.worker import Worker
 from tests.kit.eventually import eventually
 from tests.kit.s3_server import Fault, S3Server, s3_server
 from tests.kit.store import START_SECONDS, StoreProcess, chat_line, client_of, our_errors

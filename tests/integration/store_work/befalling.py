@@ -17,9 +17,9 @@ from services.kit.tasks import end
 from services.store.models import attempts as attempt_rows
 from services.store.models import batches as batch_rows
 from tests.integration.store_work.crashing import Fleet, Gate, Ground, Member
-from tests.integration.store_work.harness import TTL_MS
 from tests.integration.store_work.loop_ops import AllOps
 from tests.integration.store_work.ops import Check, Op
+from tests.integration.store_work.worker import TTL_MS
 from tests.kit.store_model_parts import Delivery
 
 _MOST_FROZEN = 3

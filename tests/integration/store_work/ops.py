@@ -21,7 +21,8 @@ from services.kit.errors import (
 )
 from services.store.domain.state import BatchStatus
 from tests.integration.store_work.crashing import Fleet, Member
-from tests.integration.store_work.harness import Store, frame, ranges_of
+from tests.integration.store_work.harness import Store
+from tests.integration.store_work.worker import frame, ranges_of
 from tests.kit.store import chat_line, our_errors
 from tests.kit.store_model import Model
 from tests.kit.store_model_parts import Attempt, Batch, Chunk, Delivery, Moment, Outcome

@@ -4,7 +4,8 @@ import pytest
 
 from protos.nightshift.v1 import work_pb2
 from services.kit.errors import ConflictError, InvalidRequestError
-from tests.integration.store_work.harness import Store, ranges_of
+from tests.integration.store_work.harness import Store
+from tests.integration.store_work.worker import ranges_of
 from tests.kit.store import POOL, chat_line
 
 pytestmark = pytest.mark.integration
@@ -21,6 +22,7 @@ async def test_a_repeated_call_finds_the_attempt_that_it_opened(store: Store) ->
     first = await store.open(dispatch)
     again = await store.open(dispatch)
     assert (again.token, again.attempt) == (first.token, 1)
+    assert first.project_id == again.project_id == store.project_id
 
 
 async def test_another_executor_is_told_how_long_the_first_one_has(store: Store) -> None:

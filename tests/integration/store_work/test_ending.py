@@ -10,7 +10,8 @@ from services.kit.errors import ConflictError
 from services.kit.result_line import MESSAGES
 from services.store.ender import STOP_MS, Ender
 from services.store.models import outbox
-from tests.integration.store_work.harness import Store, frame, reader_of
+from tests.integration.store_work.harness import Store, reader_of
+from tests.integration.store_work.worker import frame
 from tests.kit.eventually import eventually
 from tests.kit.store import chat_line
 

@@ -16,7 +16,8 @@ from services.store.batches_repo import KEEP_SECONDS
 from services.store.event_reader import PAGE_BYTES
 from services.store.models import segments
 from tests.integration.store_work.following import Stream, ids, started
-from tests.integration.store_work.harness import Store, frame, running
+from tests.integration.store_work.harness import Store, running
+from tests.integration.store_work.worker import frame
 from tests.kit.eventually import eventually
 from tests.kit.store import chat_line
 

@@ -23,7 +23,8 @@ from services.store.models import (
     outbox,
     segments,
 )
-from tests.integration.store_work.harness import Store, frame, result, running
+from tests.integration.store_work.harness import Store, running
+from tests.integration.store_work.worker import frame, result
 from tests.kit.eventually import eventually
 from tests.kit.store import chat_line
 

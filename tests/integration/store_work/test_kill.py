@@ -8,7 +8,7 @@ import pytest
 
 from protos.nightshift.v1 import batches_pb2, work_pb2
 from services.kit.errors import UnavailableError
-from tests.integration.store_work.harness import Worker, frame
+from tests.integration.store_work.worker import Worker, frame
 from tests.kit.store import StoreProcess, our_errors
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]

@@ -14,7 +14,8 @@ from protos.nightshift.v1 import batches_pb2, dispatch_pb2
 from services.kit.errors import ConflictError
 from services.store.domain.state import TERMINAL, BatchStatus, can_move
 from services.store.models import chunks
-from tests.integration.store_work.harness import Store, frame, ranges_of, running
+from tests.integration.store_work.harness import Store, running
+from tests.integration.store_work.worker import frame, ranges_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

@@ -12,8 +12,9 @@ import sqlalchemy as sa
 from protos.nightshift.v1 import batches_pb2, dispatch_pb2, work_pb2
 from services.kit.result_line import MESSAGES
 from services.store.models import blobs, chunks
-from tests.integration.store_work.harness import Store, ranges_of
+from tests.integration.store_work.harness import Store
 from tests.integration.store_work.losing import input_taken
+from tests.integration.store_work.worker import ranges_of
 
 pytestmark = pytest.mark.integration
 

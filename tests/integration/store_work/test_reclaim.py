@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.integration.store_work.harness import Store, ranges_of
+from tests.integration.store_work.harness import Store
+from tests.integration.store_work.worker import ranges_of
 from tests.kit.store import POOL
 
 pytestmark = pytest.mark.integration

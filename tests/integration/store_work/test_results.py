@@ -13,7 +13,8 @@ from services.kit.errors import InvalidRequestError, TooLargeError
 from services.kit.frames import FRAME_BYTES, RESULT_RECORD
 from services.store import appending
 from services.store.models import blobs, segments
-from tests.integration.store_work.harness import Store, frame, result, running
+from tests.integration.store_work.harness import Store, running
+from tests.integration.store_work.worker import frame, result
 
 pytestmark = pytest.mark.integration
 

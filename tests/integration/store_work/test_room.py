@@ -9,7 +9,8 @@ import pytest
 from protos.nightshift.v1 import admin_pb2, batches_pb2, files_pb2
 from services.kit.errors import InvalidRequestError, NotFoundError, UnavailableError
 from services.store.disk import Disk
-from tests.integration.store_work.harness import Store, frame, running
+from tests.integration.store_work.harness import Store, running
+from tests.integration.store_work.worker import frame
 from tests.kit.store import chat_line, our_errors, refused
 from tests.kit.uploads import add, cancel, complete, create
 

@@ -13,8 +13,8 @@ from services.kit.errors import UnavailableError
 from services.store.domain.patience import MOST_VALIDATIONS
 from services.store.models import blobs
 from tests.integration.store_work.crashing import Fleet, Gate, Member, SQLiteGround
-from tests.integration.store_work.harness import frame
 from tests.integration.store_work.ops import BIG
+from tests.integration.store_work.worker import frame
 from tests.kit import data_at_rest
 from tests.kit.store import chat_line
 

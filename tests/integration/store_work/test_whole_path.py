@@ -3,7 +3,8 @@
 import pytest
 
 from protos.nightshift.v1 import batches_pb2
-from tests.integration.store_work.harness import Store, frame, ranges_of
+from tests.integration.store_work.harness import Store
+from tests.integration.store_work.worker import frame, ranges_of
 from tests.kit.store import chat_line
 
 pytestmark = pytest.mark.integration

@@ -6,8 +6,9 @@ import pytest
 
 from protos.nightshift.v1 import admin_pb2, batches_pb2, models_pb2
 from services.kit import ids
-from tests.integration.store_work.harness import Store, ranges_of, running
+from tests.integration.store_work.harness import Store, running
 from tests.integration.store_work.losing import input_of, input_taken, opened, put_back, soon, taken
+from tests.integration.store_work.worker import ranges_of
 from tests.kit.eventually import eventually
 from tests.kit.store import POOL, chat_line
 
