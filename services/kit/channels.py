@@ -119,10 +119,13 @@ def open_channel(target: str) -> grpc.aio.Channel:
         ValueError: it is no such list.
     """
     entries = parse_addresses(target)
-    if len(entries) > 1 or not (is_address(entries[0][0]) or entries[0][0] == "localhost"):
+    (host, port), *others = entries
+    if others or not (is_address(host) or host == "localhost"):
         return SpreadChannel(Peers(entries, _SPREAD_OPTIONS))
+    # Not as it was given: what parts a list may stand around one address, too.
+    only = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     return DeadlineChannel(
         grpc.aio.insecure_channel(
-            target, options=[*CHANNEL_OPTIONS, ("grpc.service_config", service_config())]
+            only, options=[*CHANNEL_OPTIONS, ("grpc.service_config", service_config())]
         )
     )

@@ -54,6 +54,15 @@ async def test_an_error_that_repeating_cannot_help_is_not_repeated() -> None:
     assert servicer.calls == {"GetBatch": 1}
 
 
+@pytest.mark.parametrize("given", ["{},", " {}", "{} , ,"])
+async def test_a_list_of_one_address_is_that_address(given: str) -> None:
+    """As the settings take it."""
+    server = await echo.start(echo.Raising(), [ErrorsInterceptor()])
+    async with rpc.open_channel(given.format(f"127.0.0.1:{server.port}")) as channel:
+        assert await rpc.is_serving(channel, timeout_seconds=10)
+    await server.drain(0)
+
+
 async def test_a_restarting_service_is_waited_for() -> None:
     servicer = echo.Raising()
     server = await echo.start(servicer, [ErrorsInterceptor()])
