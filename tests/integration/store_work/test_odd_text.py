@@ -38,7 +38,9 @@ async def test_a_faulty_custom_id_is_quoted(store: Store) -> None:
     await store.validated(batch.id)
     found = await store.get(batch.id)
     assert found.status == batches_pb2.BATCH_STATUS_FAILED
-    assert ODD in found.errors[0].message
+    # What nobody would see is shown as an escape.
+    shown = ODD.replace("\x00", "\\x00").replace("\ue000", "\\ue000")
+    assert f"'{shown}'" in found.errors[0].message
 
 
 @pytest.mark.parametrize("odd", [ODD, "x" * 500])
