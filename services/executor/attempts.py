@@ -55,6 +55,7 @@ class Attempt:
         "left",
         "number",
         "order",
+        "project_id",
         "queued",
         "quiet",
         "ready",
@@ -79,6 +80,8 @@ class Attempt:
         """Empty until the store has opened the attempt."""
         self.number = 1
         """The attempt number that travels with its lines, from 1."""
+        self.project_id = ""
+        """Whose lines they are; known once the store has opened the attempt."""
         self.request_prefix = uuid7_hex()[-20:]
         """First 20 of the 32 hex digits that name a line's request to the engine."""
         self.ready: deque[Line] = deque()

@@ -105,6 +105,7 @@ class Opener:
             dispatch = attempt.dispatch
             attempt.number = opened.deaths + 1 if dispatch.alone else max(1, opened.attempt)
             attempt.token = opened.token
+            attempt.project_id = opened.project_id
             self._attempts.resize(attempt, sum(part.count for part in opened.lines))
             _log.debug(
                 "attempt_opened",

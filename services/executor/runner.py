@@ -261,7 +261,7 @@ class Runner:
     ) -> None:
         dispatch = attempt.dispatch
         endpoint, model, prefix = dispatch.endpoint, dispatch.model, attempt.request_prefix
-        number = attempt.number
+        number, project_id = attempt.number, attempt.project_id
         requests = [
             EngineRequest(
                 endpoint,
@@ -270,6 +270,7 @@ class Runner:
                 f"{prefix}{line.number:08x}{line.retries & 0xFFFF:04x}",
                 number + line.retries,
                 dispatch.batch_id,
+                project_id,
             )
             for line in lines
             if line.body

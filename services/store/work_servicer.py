@@ -253,6 +253,7 @@ class WorkServicer(work_pb2_grpc.WorkServicer):
                         attempt=outcome.number,
                         lines=chunks_repo.to_messages(outcome.lines),
                         deaths=outcome.deaths,
+                        project_id=outcome.ticket.project_id,
                     )
                 )
             case opening.Gone():

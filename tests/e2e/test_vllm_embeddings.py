@@ -46,7 +46,8 @@ async def engine() -> AsyncIterator[VllmEngine]:
 
 async def ask(engine: VllmEngine, endpoint: str, name: int, **fields: object) -> EngineResponse:
     body = orjson.dumps({"model": "minilm", **fields})
-    return await engine.submit(EngineRequest(endpoint, "minilm", body, f"{name:032x}", 1))
+    request = EngineRequest(endpoint, "minilm", body, f"{name:032x}", 1, "batch_1", "a-project")
+    return await engine.submit(request)
 
 
 async def embed(engine: VllmEngine, name: int, **fields: object) -> EngineResponse:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 import pytest
@@ -10,12 +10,12 @@ import structlog
 
 from protos.nightshift.v1 import dispatch_pb2, work_pb2
 from services.executor import executor as executors
-from services.executor.engines.base import EngineDead, EngineStartError
+from services.executor.engines.base import Answer, EngineDead, EngineRequest, EngineStartError
 from services.executor.engines.simulated import SimulatedEngine
 from services.kit.subjects import event_subject
 from tests.kit.eventually import eventually
 from tests.kit.executor_fleet import POOL, Fleet, fleet, lines
-from tests.kit.scripted_store import chat_line
+from tests.kit.scripted_store import PROJECT, chat_line
 
 __all__ = ["fleet"]
 
@@ -47,6 +47,26 @@ class UnwillingEngine(SimulatedEngine):
     def waits(self) -> list[float]:
         """Seconds between one start and the next."""
         return [later - one for one, later in pairwise(self.starts)]
+
+
+class NotingEngine(SimulatedEngine):
+    """A fake engine that notes what it was asked."""
+
+    requests: list[EngineRequest]
+
+    def submit_many(self, requests: Sequence[EngineRequest]) -> list[Answer]:
+        self.requests += requests
+        return super().submit_many(requests)
+
+
+async def test_lines_come_to_the_engine_with_their_project(fleet: Fleet) -> None:
+    engine = NotingEngine()
+    engine.requests = []
+    dispatch = fleet.work.add_chunk(lines(3), pool_id=POOL)
+    await fleet.publish(dispatch)
+    await fleet.start(engine=engine)
+    await fleet.settled()
+    assert {request.project_id for request in engine.requests} == {PROJECT}
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,8 @@ class Subject:
     ) -> EngineRequest:
         """A first attempt with an id of its own."""
         raw = body if isinstance(body, bytes) else json.dumps(body or self.chat()).encode()
-        return EngineRequest(endpoint, self.model, raw, f"{next(_numbers):032x}", 1)
+        request_id = f"{next(_numbers):032x}"
+        return EngineRequest(endpoint, self.model, raw, request_id, 1, "batch_1", "a-project")
 
     def endless_requests(self, count: int) -> list[EngineRequest]:
         """Chat requests that stay in the engine."""

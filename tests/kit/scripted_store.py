@@ -20,6 +20,7 @@ from services.kit.frames import FRAME_BYTES, LINE_RECORD, RESULT_RECORD
 
 SECRET = "s" * 64
 ENDPOINT = "/v1/chat/completions"
+PROJECT = "a-project"
 
 
 @dataclass
@@ -145,6 +146,7 @@ class ScriptedWork(work_pb2_grpc.WorkServicer):
                 attempt=chunk.attempts,
                 lines=[common_pb2.LineRange(first=number, count=1) for number in left],
                 deaths=chunk.deaths,
+                project_id=PROJECT,
             )
         )
 

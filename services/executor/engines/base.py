@@ -51,6 +51,8 @@ class EngineRequest(msgspec.Struct, frozen=True, gc=False):
     """Number of the line's attempt, from 1."""
     batch_id: str = ""
     """Whose line it is, for what an engine notes; it steers nothing."""
+    project_id: str = ""
+    """Whose batch that is: what an engine keeps of a line serves no other project's."""
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False):

@@ -90,6 +90,9 @@ def guarded_body(
     guarded["request_id"] = request.request_id
     if request.model:
         guarded["model"] = request.model
+    if request.project_id:
+        # Or how fast a prompt is answered would tell whether another project has sent its begin.
+        guarded["cache_salt"] = request.project_id
     if "chat_template_kwargs" in guarded:
         guarded["chat_template_kwargs"] = _template_arguments(guarded["chat_template_kwargs"])
     if request.endpoint == RESPONSES:
@@ -133,13 +136,17 @@ def _template_arguments(value: object) -> dict[str, Any] | None:
 
 
 def _refuse_foreign_media(value: object, param: str) -> None:
-    """Walk lists and objects; engines find media by key, so the part's `type` is no help."""
+    """Walk lists and objects; engines find media by key, so the part's `type` is no help.
+
+    A part's `uuid` is taken out: vLLM keeps media by it, whoever sent them.
+    """
     pending = [value]
     while pending:
         item = pending.pop()
         if isinstance(item, list):
             pending.extend(entry for entry in item if isinstance(entry, (dict, list)))
         elif isinstance(item, dict):
+            item.pop("uuid", None)
             for key in _MEDIA_KEYS:
                 media = item.get(key)
                 address = media.get("url") if isinstance(media, dict) else media

@@ -35,6 +35,15 @@ def test_what_steers_is_dropped_and_what_asks_is_kept() -> None:
     assert body == {"model": "served", "request_id": "b" * 32, **kept}
 
 
+def test_caches_are_kept_apart_by_project() -> None:
+    raw = orjson.dumps({"messages": [{}], "cache_salt": "another"})
+    request = EngineRequest(CHAT_COMPLETIONS, "served", raw, "b" * 32, 1, "batch_1", "mine")
+    assert guarded_body(request)["cache_salt"] == "mine"
+    part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+    body = guarded(parts({**part, "uuid": "another's"}))
+    assert body["messages"][0]["content"] == [part]
+
+
 def test_template_arguments_are_plain_and_replace_none_of_the_renderers() -> None:
     body = guarded(
         {
