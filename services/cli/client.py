@@ -16,6 +16,8 @@ DEFAULT_URL: Final = "http://127.0.0.1:8000/v1"
 
 REFUSED: Final = 1
 """Exit status where the server says no."""
+MISUSED: Final = 2
+"""Exit status where what was typed, or set, cannot be."""
 NOT_COMPLETED: Final = 3
 """Exit status where a batch ended as failed, expired or cancelled."""
 UNREACHABLE: Final = 4
@@ -49,14 +51,29 @@ def server_options(command: Command) -> Command:
 
 
 def open_client(base_url: str, api_key: str) -> "openai.OpenAI":
-    """Return the official client; an address as `nightshift up` prints it is enough."""
+    """Return the official client; an address as `nightshift up` prints it is enough.
+
+    Ends the command where either is none: the client would say so in its own words, or not at all.
+    """
     import openai
 
+    if not _is_address(base_url):
+        fail(f"--base-url takes an address such as {DEFAULT_URL}, not {base_url!r}", MISUSED)
+    if not (api_key.isascii() and api_key.isprintable()):
+        fail("the API key has characters that no key has: copy it once more", MISUSED)
     if not urlsplit(base_url).path.strip("/"):
         base_url = f"{base_url.rstrip('/')}/v1"
     return openai.OpenAI(
         base_url=base_url, api_key=api_key, timeout=_TIMEOUT_SECONDS, max_retries=1
     )
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 @contextlib.contextmanager

@@ -1,0 +1,44 @@
+"""Where a command finds its server, and with which key it asks."""
+
+import pytest
+
+from services.cli.client import open_client
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.mark.parametrize(
+    ("given", "asked"),
+    [
+        ("http://127.0.0.1:8000", "http://127.0.0.1:8000/v1/"),
+        ("http://127.0.0.1:8000/", "http://127.0.0.1:8000/v1/"),
+        ("https://[::1]/nightshift/v1", "https://[::1]/nightshift/v1/"),
+    ],
+)
+def test_an_address_is_asked_below_v1_unless_it_says_where(given: str, asked: str) -> None:
+    with open_client(given, "none") as client:
+        assert str(client.base_url) == asked
+
+
+@pytest.mark.parametrize(
+    "given", ["", "127.0.0.1:8000", "localhost:8000", "http://", "http://[::1", "http://a:99999"]
+)
+def test_what_is_no_address_is_said_in_one_line(
+    given: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        open_client(given, "none")
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("nightshift: --base-url takes an address such as http://")
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("key", ["ключ", "a\nb"])
+def test_what_is_no_key_is_said_without_it(key: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        open_client("http://127.0.0.1:8000", key)
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert "API key" in said
+    assert key not in said
