@@ -53,6 +53,16 @@ def many(count: int, model: str) -> bytes:
     )
 
 
+@pytest.mark.slow
+async def test_texts_to_embed_are_not_counted(openai_client: AsyncOpenAI) -> None:
+    body = {"model": "simulated", "input": ["x"] * (MOST_LINES // 2 + 1), "dimensions": 1}
+    lines = [request(name, body, EMBEDDINGS) for name in "ab"]
+    found = await run(openai_client, lines, endpoint=EMBEDDINGS)
+    assert found.counts == (2, 2, 0)
+    for line in found.output:
+        assert len(line["response"]["body"]["data"]) == len(body["input"])
+
+
 # contract: 52
 async def test_the_most_lines_and_one_more(openai_client: AsyncOpenAI) -> None:
     client = openai_client
