@@ -16,6 +16,7 @@ from services.cli.client import (
     REFUSED,
     errors_explained,
     fail,
+    id_argument,
     open_client,
     server_options,
 )
@@ -108,7 +109,7 @@ def _first_url(file: Path) -> str:
 
 
 @click.command()
-@click.argument("batch_id", metavar="ID")
+@id_argument("batch_id")
 @_json_option
 @server_options
 def watch(*, batch_id: str, as_json: bool, base_url: str, api_key: str) -> None:
@@ -182,7 +183,7 @@ def _row(batch: Batch) -> tuple[str, ...]:
 
 
 @click.command()
-@click.argument("batch_id", metavar="ID")
+@id_argument("batch_id")
 @_json_option
 @server_options
 def cancel(*, batch_id: str, as_json: bool, base_url: str, api_key: str) -> None:
@@ -197,7 +198,7 @@ def cancel(*, batch_id: str, as_json: bool, base_url: str, api_key: str) -> None
 
 
 @click.command()
-@click.argument("batch_id", metavar="ID")
+@id_argument("batch_id")
 @click.option(
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),

@@ -50,6 +50,17 @@ def server_options(command: Command) -> Command:
     return url(key(command))
 
 
+def id_argument(name: str) -> Callable[[Command], Command]:
+    """Add an id as the argument `name`; an empty one, as of an unset variable, is refused."""
+    return click.argument(name, metavar="ID", callback=_not_empty)
+
+
+def _not_empty(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
+    if not value.strip():
+        raise click.BadParameter("it is empty")
+    return value
+
+
 def open_client(base_url: str, api_key: str) -> "openai.OpenAI":
     """Return the official client; an address as `nightshift up` prints it is enough.
 
@@ -59,8 +70,8 @@ def open_client(base_url: str, api_key: str) -> "openai.OpenAI":
 
     if not _is_address(base_url):
         fail(f"--base-url takes an address such as {DEFAULT_URL}, not {base_url!r}", MISUSED)
-    if not (api_key.isascii() and api_key.isprintable()):
-        fail("the API key has characters that no key has: copy it once more", MISUSED)
+    if not (api_key and api_key.isascii() and api_key.isprintable()):
+        fail("the API key is empty, or has characters that no key has: copy it again", MISUSED)
     if not urlsplit(base_url).path.strip("/"):
         base_url = f"{base_url.rstrip('/')}/v1"
     return openai.OpenAI(

@@ -8,6 +8,7 @@ from google.protobuf.json_format import MessageToDict
 
 from protos.nightshift.v1 import admin_pb2
 from services.cli import admin
+from services.cli.client import id_argument
 from services.cli.operators import ask, store_options
 from services.cli.table import local_time, print_object, print_table
 
@@ -78,7 +79,7 @@ def list_keys(*, project: str, as_json: bool, data: Path, store: str | None) -> 
 
 
 @keys.command()
-@click.argument("key_id", metavar="ID")
+@id_argument("key_id")
 @click.option("--project", default="", help="Only where it is this one's.")
 @store_options
 def revoke(*, key_id: str, project: str, data: Path, store: str | None) -> None:

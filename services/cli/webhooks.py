@@ -6,7 +6,14 @@ from typing import Any, Final, Literal, cast
 import click
 import openai
 
-from services.cli.client import REFUSED, errors_explained, fail, open_client, server_options
+from services.cli.client import (
+    REFUSED,
+    errors_explained,
+    fail,
+    id_argument,
+    open_client,
+    server_options,
+)
 from services.cli.table import local_time, print_object, print_table
 
 EventType = Literal["batch.completed", "batch.failed", "batch.expired", "batch.cancelled"]
@@ -76,7 +83,7 @@ def list_endpoints(*, as_json: bool, base_url: str, api_key: str) -> None:
 
 
 @webhooks.command()
-@click.argument("endpoint_id", metavar="ID")
+@id_argument("endpoint_id")
 @server_options
 def delete(*, endpoint_id: str, base_url: str, api_key: str) -> None:
     """Remove an endpoint; what waits to be sent to it is given up."""
@@ -87,7 +94,7 @@ def delete(*, endpoint_id: str, base_url: str, api_key: str) -> None:
 
 
 @webhooks.command()
-@click.argument("endpoint_id", metavar="ID")
+@id_argument("endpoint_id")
 @click.option("--keep-old", is_flag=True, help="Sign with the old secret too for 24 hours.")
 @_json_option
 @server_options
@@ -105,7 +112,7 @@ def rotate(*, endpoint_id: str, keep_old: bool, as_json: bool, base_url: str, ap
 
 
 @webhooks.command()
-@click.argument("endpoint_id", metavar="ID")
+@id_argument("endpoint_id")
 @click.option("--event", default="batch.completed", show_default=True)
 @_json_option
 @server_options

@@ -1,8 +1,10 @@
 """Where a command finds its server, and with which key it asks."""
 
 import pytest
+from click.testing import CliRunner
 
 from services.cli.client import open_client
+from services.cli.main import main
 
 pytestmark = pytest.mark.unit
 
@@ -34,11 +36,20 @@ def test_what_is_no_address_is_said_in_one_line(
     assert said.count("\n") == 1
 
 
-@pytest.mark.parametrize("key", ["ключ", "a\nb"])
+@pytest.mark.parametrize("key", ["ключ", "a\nb", ""])
 def test_what_is_no_key_is_said_without_it(key: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         open_client("http://127.0.0.1:8000", key)
     assert ended.value.code == 2
     said = capsys.readouterr().err
     assert "API key" in said
-    assert key not in said
+    assert not key or key not in said
+
+
+@pytest.mark.parametrize(
+    "command", ["watch", "cancel", "results", "webhooks delete", "webhooks test", "keys revoke"]
+)
+def test_an_empty_id_is_refused_before_it_is_asked_for(command: str) -> None:
+    done = CliRunner().invoke(main, [*command.split(), ""])
+    assert done.exit_code == 2
+    assert "Invalid value for 'ID': it is empty" in done.output
