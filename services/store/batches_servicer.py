@@ -2,7 +2,7 @@
 
 import sqlalchemy as sa
 
-from protos.nightshift.v1 import batches_pb2, batches_pb2_grpc, common_pb2
+from protos.nightshift.v1 import batches_pb2, batches_pb2_grpc
 from services.kit import rpc
 from services.kit.endpoints import ENDPOINTS
 from services.kit.errors import InvalidRequestError
@@ -186,15 +186,8 @@ def to_proto(row: batches_repo.Row, explanation: Explanation) -> batches_pb2.Bat
         expired_at=row.expired_at,
         cancelling_at=row.cancelling_at,
         cancelled_at=row.cancelled_at,
-        request_counts=batches_pb2.RequestCounts(
-            total=row.lines_total, completed=row.completed, failed=row.failed
-        ),
-        usage=common_pb2.Usage(
-            input_tokens=row.input_tokens,
-            cached_tokens=row.cached_tokens,
-            output_tokens=row.output_tokens,
-            reasoning_tokens=row.reasoning_tokens,
-        ),
+        request_counts=usage_repo.counts_of(row),
+        usage=usage_repo.usage_of(row),
         metadata=row.metadata or {},
         has_metadata=row.metadata is not None,
         nightshift=batches_pb2.BatchExplanation(

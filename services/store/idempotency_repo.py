@@ -86,20 +86,7 @@ def once(
     )
     earlier = connection.execute(sa.select(idempotency_keys).where(*where)).first()
     if earlier is not None and earlier.created_ms > now_ms - KEPT_SECONDS * 1000:
-        if earlier.fingerprint != request.fingerprint:
-            raise ConflictError(
-                "This Idempotency-Key was used for a different request in the last 24 hours; "
-                "send a new key with it.",
-                code="idempotency_key_in_use",
-            )
-        try:
-            return find(earlier.object_id)
-        except NotFoundError:
-            raise ConflictError(
-                f"This Idempotency-Key made {earlier.object_id}, which has been deleted since; "
-                "send a new key to create it again.",
-                code="idempotency_key_in_use",
-            ) from None
+        return _made_before(earlier, request, find)
     if earlier is not None:
         connection.execute(idempotency_keys.delete().where(*where))
     row = make()
@@ -113,6 +100,23 @@ def once(
         )
     )
     return row
+
+
+def _made_before(earlier: Row, request: Keyed, find: Callable[[str], Row]) -> Row:
+    if earlier.fingerprint != request.fingerprint:
+        raise ConflictError(
+            "This Idempotency-Key was used for a different request in the last 24 hours; "
+            "send a new key with it.",
+            code="idempotency_key_in_use",
+        )
+    try:
+        return find(earlier.object_id)
+    except NotFoundError:
+        raise ConflictError(
+            f"This Idempotency-Key made {earlier.object_id}, which has been deleted since; "
+            "send a new key to create it again.",
+            code="idempotency_key_in_use",
+        ) from None
 
 
 def forget_old(connection: sa.Connection, now_ms: int, limit: int) -> int:

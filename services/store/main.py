@@ -4,7 +4,15 @@ import asyncio
 import contextlib
 import os
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from typing import Any, NoReturn
 
 from protos.nightshift.v1 import (
@@ -18,7 +26,7 @@ from protos.nightshift.v1 import (
     work_pb2_grpc,
 )
 from services.kit import ids, rpc, service, tasks
-from services.kit.clock import SystemClock
+from services.kit.clock import Clock, SystemClock
 from services.kit.interceptors import (
     ErrorsInterceptor,
     SecretInterceptor,
@@ -75,41 +83,16 @@ def main() -> NoReturn:
 
 async def _serve(stopping: asyncio.Event) -> None:
     settings = StoreSettings.load()
+    clock = SystemClock()
     async with contextlib.AsyncExitStack() as stack:
         with starting.using(settings.data_dir, "NIGHTSHIFT_STORE_DATA_DIR"):
             folders.make(settings.data_dir)
-        secret_file = settings.secret_file or settings.data_dir / "secret"
-        with starting.using(secret_file, "NIGHTSHIFT_SECRET_FILE"):
-            ensure_secret(secret_file)
-        secret = service.read_secret(secret_file)
-        durable = settings.durability == "full"
-        clock = SystemClock()
-        db = Database(settings.sqlalchemy_url, durable=durable, clock=clock)
-        stack.callback(db.close)
-        if db.is_sqlite:
-            with starting.using(settings.data_dir, "NIGHTSHIFT_STORE_DATA_DIR"):
-                stack.enter_context(only_store(settings.data_dir))
+        secret = _secret(settings)
+        db = _database(stack, settings, clock)
         if not await starting.prepare(db, stopping):
             return
-
-        with starting.using(settings.data_dir / "blobs", "NIGHTSHIFT_STORE_BLOBS_URL"):
-            blobs = open_blobs(settings)
-        stack.push_async_callback(blobs.close)
         loops: dict[LoopName, Loop] = {}
-        running = asyncio.get_running_loop()
-
-        def wake(name: LoopName) -> None:
-            running.call_soon_threadsafe(loops[name].wake)
-
-        context = Context(
-            db=db,
-            blobs=blobs,
-            clock=clock,
-            new_id=ids.uuid7_hex,
-            settings=settings,
-            wake=wake,
-            disk=disk_of(settings),
-        )
+        context = _context(stack, settings, db, clock, loops)
         reader = InputReader(context.blobs, IndexMaker(context).make_again, clock)
         outbox = Outbox(db)
         sender = Sender(allow_private=settings.webhooks_allow_private)
@@ -124,19 +107,7 @@ async def _serve(stopping: asyncio.Event) -> None:
             )
         )
         service.serve_metrics(settings.metrics_listen, "NIGHTSHIFT_STORE_METRICS_LISTEN")
-        server = await rpc.start_server(
-            settings.listen,
-            _entries(context, reader, sender, hub),
-            [
-                TelemetryInterceptor(),
-                SecretInterceptor(secret),
-                TraceInterceptor(),
-                ErrorsInterceptor(),
-            ],
-            setting="NIGHTSHIFT_STORE_LISTEN",
-        )
-        # Until the first look it takes nothing.
-        await server.set_ready(False)
+        server = await _listen(context, secret, _entries(context, reader, sender, hub))
 
         def end_streams() -> None:
             hub.close()
@@ -145,6 +116,70 @@ async def _serve(stopping: asyncio.Event) -> None:
         stack.push_async_callback(server.drain, service.DRAIN_SECONDS, end_streams)
         await stack.enter_async_context(_readiness(context, server).kept())
         await stopping.wait()
+
+
+def _secret(settings: StoreSettings) -> str:
+    """Return the fleet's secret, which is made where it is missing."""
+    file = settings.secret_file or settings.data_dir / "secret"
+    with starting.using(file, "NIGHTSHIFT_SECRET_FILE"):
+        ensure_secret(file)
+    return service.read_secret(file)
+
+
+def _database(stack: contextlib.AsyncExitStack, settings: StoreSettings, clock: Clock) -> Database:
+    """Open the database; of a file, as the only store that works on it."""
+    db = Database(settings.sqlalchemy_url, durable=settings.durability == "full", clock=clock)
+    stack.callback(db.close)
+    if db.is_sqlite:
+        with starting.using(settings.data_dir, "NIGHTSHIFT_STORE_DATA_DIR"):
+            stack.enter_context(only_store(settings.data_dir))
+    return db
+
+
+def _context(
+    stack: contextlib.AsyncExitStack,
+    settings: StoreSettings,
+    db: Database,
+    clock: Clock,
+    loops: Mapping[LoopName, Loop],
+) -> Context:
+    """Open the blobs and put together what every part is given; `loops` are there when it wakes."""
+    with starting.using(settings.data_dir / "blobs", "NIGHTSHIFT_STORE_BLOBS_URL"):
+        blobs = open_blobs(settings)
+    stack.push_async_callback(blobs.close)
+    running = asyncio.get_running_loop()
+
+    def wake(name: LoopName) -> None:
+        running.call_soon_threadsafe(loops[name].wake)
+
+    return Context(
+        db=db,
+        blobs=blobs,
+        clock=clock,
+        new_id=ids.uuid7_hex,
+        settings=settings,
+        wake=wake,
+        disk=disk_of(settings),
+    )
+
+
+async def _listen(
+    context: Context, secret: str, entries: list[rpc.ServiceEntry]
+) -> rpc.RunningServer:
+    """Serve, as not ready: until the first look it takes nothing."""
+    server = await rpc.start_server(
+        context.settings.listen,
+        entries,
+        [
+            TelemetryInterceptor(),
+            SecretInterceptor(secret),
+            TraceInterceptor(),
+            ErrorsInterceptor(),
+        ],
+        setting="NIGHTSHIFT_STORE_LISTEN",
+    )
+    await server.set_ready(False)
+    return server
 
 
 def _readiness(context: Context, server: rpc.RunningServer) -> Readiness:

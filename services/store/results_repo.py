@@ -203,30 +203,8 @@ def _write(
     version: int,
 ) -> None:
     """Write bits, segment and counts of a frame's winners; `version` is the batch's afterwards."""
+    _write_bits(connection, frame.ticket, blocks, admission)
     batch_id, project_id = frame.ticket.batch_id, frame.ticket.project_id
-    old = [number for number in admission.blocks if number in blocks]
-    new = [number for number in admission.blocks if number not in blocks]
-    if old:
-        connection.execute(
-            _CHANGE_BITS,
-            [
-                {"of_batch": batch_id, "of_block": each, "new_bits": admission.blocks[each]}
-                for each in old
-            ],
-        )
-    if new:
-        connection.execute(
-            _NEW_BITS,
-            [
-                {
-                    "batch_id": batch_id,
-                    "block": each,
-                    "project_id": project_id,
-                    "bits": admission.blocks[each],
-                }
-                for each in new
-            ],
-        )
     winners = frame.records[admission.winners]
     if frame.blob is not None:
         blobs_repo.make_live(connection, [frame.blob])
@@ -252,6 +230,37 @@ def _write(
             **{f"more_{name}": getattr(tally, name) for name in _COUNTED},
         },
     )
+
+
+def _write_bits(
+    connection: sa.Connection,
+    ticket: attempts_repo.Ticket,
+    blocks: dict[int, bytes],
+    admission: Admission,
+) -> None:
+    old = [number for number in admission.blocks if number in blocks]
+    new = [number for number in admission.blocks if number not in blocks]
+    if old:
+        connection.execute(
+            _CHANGE_BITS,
+            [
+                {"of_batch": ticket.batch_id, "of_block": each, "new_bits": admission.blocks[each]}
+                for each in old
+            ],
+        )
+    if new:
+        connection.execute(
+            _NEW_BITS,
+            [
+                {
+                    "batch_id": ticket.batch_id,
+                    "block": each,
+                    "project_id": ticket.project_id,
+                    "bits": admission.blocks[each],
+                }
+                for each in new
+            ],
+        )
 
 
 def _keep_alive(

@@ -156,16 +156,7 @@ def add_part(connection: sa.Connection, part: NewPart, *, most_bytes: int) -> No
         stored_bytes=uploads.c.stored_bytes + part.bytes,
         distinct_bytes=uploads.c.distinct_bytes + distinct,
     )
-    if upload.distinct_bytes > upload.bytes:
-        raise too_much(upload)
-    if upload.stored_bytes > most_bytes:
-        raise InvalidRequestError(
-            f"The parts of an Upload may have {most_bytes} bytes in all.", param="data"
-        )
-    if upload.parts > MAX_PARTS:
-        raise InvalidRequestError(
-            f"An Upload takes at most {MAX_PARTS} parts; send larger ones.", param="data"
-        )
+    _check_room(upload, most_bytes)
     names = [part.blob] if part.index_blob is None else [part.blob, part.index_blob]
     blobs_repo.make_live(connection, names)
     connection.execute(
@@ -180,6 +171,20 @@ def add_part(connection: sa.Connection, part: NewPart, *, most_bytes: int) -> No
             digest=part.digest,
         )
     )
+
+
+def _check_room(upload: Row, most_bytes: int) -> None:
+    """Refuse an upload that has more, as its row is with the new part."""
+    if upload.distinct_bytes > upload.bytes:
+        raise too_much(upload)
+    if upload.stored_bytes > most_bytes:
+        raise InvalidRequestError(
+            f"The parts of an Upload may have {most_bytes} bytes in all.", param="data"
+        )
+    if upload.parts > MAX_PARTS:
+        raise InvalidRequestError(
+            f"An Upload takes at most {MAX_PARTS} parts; send larger ones.", param="data"
+        )
 
 
 def too_much(upload: Row) -> InvalidRequestError:

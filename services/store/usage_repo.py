@@ -1,12 +1,14 @@
 """What a project's batches come to, by the key that created them."""
 
-from typing import Final
+from typing import Any, Final
 
 import sqlalchemy as sa
 
 from protos.nightshift.v1 import batches_pb2, common_pb2
 from services.store.key_tables import api_keys
 from services.store.models import batches
+
+Row = sa.Row[Any]
 
 _SUMMED: Final = (
     "lines_total",
@@ -46,15 +48,25 @@ def by_key(connection: sa.Connection, project_id: str) -> list[batches_pb2.KeyUs
             key_id=row.key_id,
             key_name=row.name or "",
             batches=row.batches,
-            request_counts=batches_pb2.RequestCounts(
-                total=row.lines_total, completed=row.completed, failed=row.failed
-            ),
-            usage=common_pb2.Usage(
-                input_tokens=row.input_tokens,
-                cached_tokens=row.cached_tokens,
-                output_tokens=row.output_tokens,
-                reasoning_tokens=row.reasoning_tokens,
-            ),
+            request_counts=counts_of(row),
+            usage=usage_of(row),
         )
         for row in connection.execute(query)
     ]
+
+
+def counts_of(row: Row) -> batches_pb2.RequestCounts:
+    """Return the lines of a batch, or of several together, by outcome."""
+    return batches_pb2.RequestCounts(
+        total=row.lines_total, completed=row.completed, failed=row.failed
+    )
+
+
+def usage_of(row: Row) -> common_pb2.Usage:
+    """Return the tokens of a batch, or of several together."""
+    return common_pb2.Usage(
+        input_tokens=row.input_tokens,
+        cached_tokens=row.cached_tokens,
+        output_tokens=row.output_tokens,
+        reasoning_tokens=row.reasoning_tokens,
+    )
