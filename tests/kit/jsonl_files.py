@@ -65,7 +65,19 @@ broken = st.sampled_from(
         b"\xe2\x80\xa8",
     ]
 )
-blank = st.sampled_from([b"", b" ", b"\t \t", b"\r", b"\x0b", b"\x0c", b" " * (MAX_LINE + 1)])
+blank = st.sampled_from(
+    [
+        b"",
+        b" ",
+        b"\t \t",
+        b"\r",
+        b"\x0b",
+        b"\x0c",
+        b" \xc2\xa0",
+        b"\xe3\x80\x80",
+        b" " * (MAX_LINE + 1),
+    ]
+)
 lines = st.one_of(
     objects.map(lambda o: json.dumps(o, ensure_ascii=False).encode()),
     objects.map(lambda o: json.dumps(o).encode()),

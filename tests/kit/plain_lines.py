@@ -43,7 +43,7 @@ def plain(data: bytes, max_line_bytes: int) -> Plain:
         text = raw[bom:-1] if raw[bom:][-1:] == b"\r" else raw[bom:]
         if len(text) > max_line_bytes:
             found.requests.append((offset, len(raw), number, "too long"))
-        elif text.strip():
+        elif text.decode(errors="replace").strip():
             try:
                 value = strict(text)
             except UnicodeDecodeError:

@@ -6,7 +6,7 @@ or infinities, no lone surrogates, at most 1,024 levels), by the parser whose re
 rest of the store trusts, so that index and engine never disagree.
 
 A *line* ends at LF (a CR before it is no part of it) or at the end of the file; nothing else ends
-one. A *request* is a line that holds more than ASCII whitespace. Requests are numbered from 0
+one. A *request* is a line that holds more than white space. Requests are numbered from 0
 (ordinals), lines from 1 (physical numbers, as an editor shows them).
 """
 
@@ -30,6 +30,7 @@ from services.store.domain.body_fields import (
     scoring_flags,
 )
 from services.store.domain.names import Names
+from services.store.domain.plain_text import is_blank, is_utf8
 from services.store.domain.shape import HEAD_BYTES, Shape, look_at
 
 MAX_CUSTOM_ID_CHARS: Final = 512
@@ -304,7 +305,7 @@ class LineIndexer:
         offset = self._position + start
         self._position += len(line) + 1
         self._first = False
-        if not text.strip():
+        if is_blank(text):
             self._skipped += 1
         elif self._requests >= self._max_records and self._any_object:
             self._requests += 1
@@ -313,7 +314,7 @@ class LineIndexer:
                 self._record(offset, len(text), orjson.loads(text))
             except orjson.JSONDecodeError:
                 self._note_lone_cr(text)
-                fault = NOT_JSON if _is_utf8(text) else NOT_UTF8
+                fault = NOT_JSON if is_utf8(text) else NOT_UTF8
                 self._append(0, offset, len(text), ANOTHER, ANOTHER, fault)
 
     def _take_too_long(self, size: int) -> None:
@@ -387,11 +388,3 @@ def _body_flags(body: dict[str, Any]) -> int:
     if body.get("stream") is True:
         flags |= STREAM
     return flags
-
-
-def _is_utf8(line: bytes) -> bool:
-    try:
-        line.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
