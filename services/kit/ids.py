@@ -10,7 +10,6 @@ ProjectId = NewType("ProjectId", str)
 FileId = NewType("FileId", str)
 BatchId = NewType("BatchId", str)
 ChunkId = NewType("ChunkId", str)
-AttemptToken = NewType("AttemptToken", str)
 PoolId = NewType("PoolId", str)
 
 DEFAULT_PROJECT: Final = ProjectId("default")

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import sqlalchemy as sa
 
 from services.kit.frames import FAILED_FLAG, FRAME_BYTES, NEVER_RAN_FLAG, RESULT_RECORD
+from services.kit.result_line import BATCH_CANCELLED, BATCH_EXPIRED, RESULT_LOST
 from services.store import input_lines, results_repo, salvage
 from services.store.blobs.base import BlobMissingError
 from services.store.context import Context
@@ -32,8 +33,8 @@ _LOAD_BYTES: Final = 4 * 1024 * 1024
 _SMALL_BYTES: Final = 256 * 1024
 _PAGE: Final = 256
 _NEVER_RAN: Final = {
-    BatchStatus.CANCELLED.value: output.BATCH_CANCELLED,
-    BatchStatus.EXPIRED.value: output.BATCH_EXPIRED,
+    BatchStatus.CANCELLED.value: BATCH_CANCELLED,
+    BatchStatus.EXPIRED.value: BATCH_EXPIRED,
 }
 
 
@@ -201,7 +202,7 @@ class EndFile:
             numbers = np.sort(np.concatenate(self._lost))
             lost = results.pack(numbers[(numbers >= start) & (numbers < end)])
             async for lines, ids in self._custom_ids(lost):
-                yield output.unanswered_frame(self._batch.id, lines, ids, output.RESULT_LOST)
+                yield output.unanswered_frame(self._batch.id, lines, ids, RESULT_LOST)
 
     async def _custom_ids(
         self, lines: Sequence[Range]

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from protos.nightshift.v1 import dispatch_pb2
 from services.kit.ids import ProjectId
 from services.kit.log import get_logger
+from services.kit.result_line import ENGINE_FAILURE
 from services.store import attempts_repo, batches_repo, input_lines, losses, outbox, quarantine
 from services.store.appending import Appender
 from services.store.blobs.base import BlobMissingError
@@ -166,7 +167,7 @@ class Ender:
         ):
             ids.extend(some)
         records, payload = output.unanswered_frame(
-            chunk.batch_id, [chunk.first_line], ids, output.ENGINE_FAILURE
+            chunk.batch_id, [chunk.first_line], ids, ENGINE_FAILURE
         )
         return Frame(
             ticket=attempts_repo.Ticket(

@@ -4,7 +4,7 @@ Result lines lie in segments, in the order in which they were done. The output f
 status 2xx, the error file all others; both keep the order of the input.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,31 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.kit.frames import FAILED_FLAG, NEVER_RAN_FLAG, RESULT_RECORD
-from services.kit.result_line import (
-    BATCH_CANCELLED,
-    BATCH_EXPIRED,
-    ENGINE_FAILURE,
-    MESSAGES,
-    REQUEST_TIMEOUT,
-    RESULT_LOST,
-    no_response_line,
-)
-
-__all__ = [
-    "BATCH_CANCELLED",
-    "BATCH_EXPIRED",
-    "ENGINE_FAILURE",
-    "MESSAGES",
-    "PLACE",
-    "REQUEST_TIMEOUT",
-    "RESULT_LOST",
-    "RUN",
-    "EndRuns",
-    "merge_order",
-    "places",
-    "unanswered_frame",
-    "write_runs",
-]
+from services.kit.result_line import BATCH_CANCELLED, BATCH_EXPIRED, no_response_line
 
 PLACE: Final = np.dtype(
     [("line", "<u4"), ("segment", "<u4"), ("offset", "<u4"), ("length", "<u4"), ("flags", "<u4")]
@@ -55,15 +31,10 @@ _NEVER_RAN_CODES: Final = frozenset({BATCH_CANCELLED, BATCH_EXPIRED})
 
 @dataclass(frozen=True, slots=True)
 class EndRuns:
-    """What to copy, in order, into the output and the error file: rows of `RUN`.
-
-    `output_lines`, `error_lines`: how many lines each gets.
-    """
+    """What to copy, in order, into the output and the error file: rows of `RUN`."""
 
     output: Records
     error: Records
-    output_lines: int
-    error_lines: int
 
 
 def places(records: Records, segment: int) -> Records:
@@ -86,8 +57,7 @@ def merge_order(winners: Records) -> EndRuns:
     if np.any(lines[1:] == lines[:-1]):
         raise ValueError("a line has two winners")
     refused = (ordered["flags"] & (FAILED_FLAG | NEVER_RAN_FLAG)) != 0
-    output, error = ordered[~refused], ordered[refused]
-    return EndRuns(_runs(output), _runs(error), len(output), len(error))
+    return EndRuns(_runs(ordered[~refused]), _runs(ordered[refused]))
 
 
 def _runs(ordered: Records) -> Records:
@@ -109,19 +79,6 @@ def _runs(ordered: Records) -> Records:
     return runs
 
 
-def write_runs(runs: Records, payloads: Mapping[int, bytes]) -> Iterator[memoryview]:
-    """The bytes of the runs, in order, as views into `payloads` (by segment number).
-
-    Raises KeyError for a segment that is not there, ValueError for a run beyond its payload.
-    """
-    views = {number: memoryview(payload) for number, payload in payloads.items()}
-    for segment, offset, length in runs.tolist():
-        view = views[segment]
-        if offset + length > len(view):
-            raise ValueError(f"a run ends beyond segment {segment}")
-        yield view[offset : offset + length]
-
-
 def unanswered_frame(
     batch_id: str, lines: Sequence[int], custom_ids_json: Sequence[bytes | None], code: str
 ) -> tuple[Records, bytes]:
@@ -129,8 +86,8 @@ def unanswered_frame(
 
     `custom_ids_json`: the JSON strings of these lines (`services.kit.result_line.custom_id_json`),
     None where it is not known any more.
-    `code`: one of `MESSAGES` (KeyError otherwise); expired and cancelled lines count as never run,
-    the others as failed. The same arguments give the same bytes.
+    `code`: one of the `MESSAGES` there (KeyError otherwise); expired and cancelled lines count as
+    never run, the others as failed. The same arguments give the same bytes.
     """
     texts = [
         no_response_line(batch_id, line, custom_id, code)

@@ -144,16 +144,6 @@ def tally(records: Records) -> Tally:
     )
 
 
-def done_count(bits: bytes) -> int:
-    """How many lines of a block have an outcome."""
-    return int.from_bytes(bits, "little").bit_count()
-
-
-def block_size(number: int, total: int) -> int:
-    """How many of a batch's `total` lines lie in block `number`; 0 beyond the last."""
-    return max(0, min(BLOCK_LINES, total - number * BLOCK_LINES))
-
-
 def remaining(bits: bytes, first: int, count: int) -> list[Range]:
     """The parts of the block's lines first .. first+count-1 (0..4095) without an outcome."""
     if first < 0 or count < 0 or first + count > BLOCK_LINES:
@@ -173,15 +163,6 @@ def remaining_ranges(blocks: Mapping[int, bytes], ranges: Iterable[Range]) -> li
         base = number * BLOCK_LINES
         left.extend((base + start, n) for start, n in remaining(bits, first, count))
     return normalise(left)
-
-
-def done_prefix(blocks: Mapping[int, bytes], total: int) -> int:
-    """How many lines from the start have their outcome without a gap."""
-    for number in range(-(-total // BLOCK_LINES)):
-        left = remaining(blocks.get(number, EMPTY_BLOCK), 0, block_size(number, total))
-        if left:
-            return number * BLOCK_LINES + left[0][0]
-    return total
 
 
 # --- ranges ------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from psycopg.types.string import StrDumperUnknown, TextLoader
 
 _MARK: Final = "\ue000"
 _NUL: Final = _MARK + "\ue001"
-_MARK_BYTES: Final = _MARK.encode()
 
 
 def stored(text: str) -> str:

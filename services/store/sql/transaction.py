@@ -4,7 +4,6 @@ A commit whose answer was lost is looked up before anything else is done: what w
 answered as such, what was not is done again.
 """
 
-import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -54,14 +53,13 @@ class _Outcome:
 
     def tell(self) -> None:
         future = self.job.future
-        # The caller may have gone away.
-        with contextlib.suppress(asyncio.InvalidStateError):
-            if not future.set_running_or_notify_cancel():
-                return
-            if self.error is None:
-                future.set_result(self.result)
-            else:
-                future.set_exception(self.error)
+        if not future.set_running_or_notify_cancel():
+            # The caller has gone away.
+            return
+        if self.error is None:
+            future.set_result(self.result)
+        else:
+            future.set_exception(self.error)
 
 
 class _UnknownError(Exception):

@@ -9,6 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.kit.frames import FAILED_FLAG, NEVER_RAN_FLAG, RESULT_RECORD
+from services.kit.result_line import (
+    BATCH_CANCELLED,
+    BATCH_EXPIRED,
+    ENGINE_FAILURE,
+    MESSAGES,
+    REQUEST_TIMEOUT,
+)
 from services.store.domain import output, results
 
 pytestmark = pytest.mark.unit
@@ -25,6 +32,11 @@ def segment_of(rows: list[tuple[int, int]]) -> tuple[np.ndarray, bytes]:
     return records, payload
 
 
+def written(runs: output.Records, payloads: dict[int, bytes]) -> bytes:
+    """The bytes of runs, one after the other."""
+    return b"".join(payloads[each][at : at + size] for each, at, size in runs.tolist())
+
+
 @given(
     st.permutations(range(30)),
     st.lists(st.integers(0, 30), max_size=5),
@@ -37,13 +49,11 @@ def test_any_order_of_results(order: list[int], cuts: list[int], flags: list[int
         winners.append(output.places(records, number))
         payloads[number] = payload
     runs = output.merge_order(np.concatenate(winners))
-    for got, lines, wanted in (
-        (runs.output, runs.output_lines, [n for n in range(30) if not flags[n]]),
-        (runs.error, runs.error_lines, [n for n in range(30) if flags[n]]),
+    for got, wanted in (
+        (runs.output, [n for n in range(30) if not flags[n]]),
+        (runs.error, [n for n in range(30) if flags[n]]),
     ):
-        whole = b"".join(output.write_runs(got, payloads))
-        assert whole == segment_of([(n, flags[n]) for n in wanted])[1]
-        assert lines == len(wanted)
+        assert written(got, payloads) == segment_of([(n, flags[n]) for n in wanted])[1]
 
 
 def test_a_segment_in_order_is_one_run() -> None:
@@ -57,7 +67,7 @@ def test_a_segment_in_order_is_one_run() -> None:
 def test_losers_between_winners_are_left_out() -> None:
     records, payload = segment_of([(0, 0), (1, 0), (2, 0)])
     runs = output.merge_order(output.places(records[[0, 2]], 0))
-    assert b"".join(output.write_runs(runs.output, {0: payload})) == b"0/0\n2/0xx\n"
+    assert written(runs.output, {0: payload}) == b"0/0\n2/0xx\n"
 
 
 def test_two_winners_of_a_line_are_refused() -> None:
@@ -66,28 +76,18 @@ def test_two_winners_of_a_line_are_refused() -> None:
         output.merge_order(output.places(records, 0))
 
 
-def test_runs_beyond_their_segment_are_refused() -> None:
-    records, payload = segment_of([(0, 0)])
-    runs = output.merge_order(output.places(records, 0)).output
-    with pytest.raises(ValueError, match="beyond"):
-        list(output.write_runs(runs, {0: payload[:-1]}))
-    with pytest.raises(KeyError):
-        list(output.write_runs(runs, {1: payload}))
-
-
 def test_nothing_done() -> None:
     runs = output.merge_order(np.zeros(0, output.PLACE))
-    assert (runs.output_lines, runs.error_lines) == (0, 0)
-    assert list(output.write_runs(runs.output, {})) == []
+    assert (len(runs.output), len(runs.error)) == (0, 0)
 
 
 @pytest.mark.parametrize(
     ("code", "failed", "never_ran"),
     [
-        (output.BATCH_EXPIRED, 0, 2),
-        (output.BATCH_CANCELLED, 0, 2),
-        (output.REQUEST_TIMEOUT, 2, 0),
-        (output.ENGINE_FAILURE, 2, 0),
+        (BATCH_EXPIRED, 0, 2),
+        (BATCH_CANCELLED, 0, 2),
+        (REQUEST_TIMEOUT, 2, 0),
+        (ENGINE_FAILURE, 2, 0),
     ],
 )
 def test_lines_without_an_answer(code: str, failed: int, never_ran: int) -> None:
@@ -101,10 +101,10 @@ def test_lines_without_an_answer(code: str, failed: int, never_ran: int) -> None
         assert len(text.decode().splitlines()) == 1
         line = json.loads(text)
         assert (line["custom_id"], line["response"]) == (custom_id, None)
-        assert line["error"] == {"code": code, "message": output.MESSAGES[code]}
+        assert line["error"] == {"code": code, "message": MESSAGES[code]}
     assert sum(records["length"]) == len(payload)
     tally = results.tally(records)
     assert (tally.completed, tally.failed, tally.never_ran) == (0, failed, never_ran)
     again = output.unanswered_frame("batch_1", [4, 9], quoted, code)
     assert again[1] == payload
-    assert output.merge_order(output.places(records, 0)).output_lines == 0
+    assert not len(output.merge_order(output.places(records, 0)).output)

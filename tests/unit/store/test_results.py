@@ -44,7 +44,6 @@ def test_admit_equals_a_set(calls: list[list[int]]) -> None:
             expected.append(line not in done)
             done.add(line)
         assert winners.tolist() == expected
-        assert results.done_count(bits) == len(done)
     left = results.remaining(bits, 0, BLOCK_LINES)
     assert lines_of(left) == set(range(BLOCK_LINES)) - done
     assert is_normal(left)
@@ -99,7 +98,7 @@ def test_admit_results_over_blocks(frames: list[list[tuple[int, int, int]]]) -> 
         total += admission.tally
     kinds = [flags for flags, _ in outcomes.values()]
     spent = [n for _, n in outcomes.values()]
-    assert total.lines == len(outcomes) == sum(map(results.done_count, blocks.values()))
+    assert total.lines == len(outcomes)
     assert total.never_ran == sum(bool(k & NEVER_RAN_FLAG) for k in kinds)
     assert total.failed == sum(k == FAILED_FLAG for k in kinds)
     assert total.completed == sum(k == 0 for k in kinds)
@@ -122,43 +121,5 @@ def test_token_sums_do_not_overflow() -> None:
     assert results.tally(records_of([(0, 0, big // 2)] * 9)).output_tokens == 9 * (big // 2) * 2
 
 
-@given(st.sets(ordinal, max_size=60))
-def test_pack_unpack(lines: set[int]) -> None:
-    spans = results.pack(sorted(lines))
-    assert is_normal(spans)
-    assert results.unpack(spans).tolist() == sorted(lines)
-    assert results.count_lines(spans) == len(lines)
-
-
-def test_pack_refuses_disorder() -> None:
-    with pytest.raises(ValueError, match="ascend"):
-        results.pack([3, 2])
-    with pytest.raises(ValueError, match="ascend"):
-        results.pack([2, 2])
-
-
-@given(ranges, ranges)
-def test_range_algebra_equals_sets(
-    left: list[tuple[int, int]], right: list[tuple[int, int]]
-) -> None:
-    for got, expected in (
-        (results.normalise(left), lines_of(left)),
-        (results.intersect(left, right), lines_of(left) & lines_of(right)),
-        (results.subtract(left, right), lines_of(left) - lines_of(right)),
-    ):
-        assert lines_of(got) == expected
-        assert results.count_lines(got) == len(expected)
-        assert is_normal(got)
-
-
-@given(st.sets(ordinal, max_size=60), st.integers(0, TOTAL))
-def test_done_prefix(lines: set[int], total: int) -> None:
-    records = records_of([(line, 0, 0) for line in sorted(lines)])
-    blocks = results.admit_results({}, records, total=TOTAL).blocks
-    prefix = next((i for i in range(total) if i not in lines), total)
-    assert results.done_prefix(blocks, total) == prefix
-
-
-def test_block_size() -> None:
-    assert [results.block_size(n, 5000) for n in range(3)] == [4096, 904, 0]
+def test_the_blocks_of_lines() -> None:
     assert results.blocks_of(np.array([5000, 1, 2], dtype=np.uint32)) == [0, 1]
