@@ -64,8 +64,10 @@ def look_at(head: bytes, *, requests: int, undecodable: bool, lone_cr: bool) -> 
     if undecodable:
         return Shape.NOT_UTF8
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
-    # Of what is no text, a carriage return says nothing.
-    if lone_cr and b"\0" not in head:
+    if b"\0" in head:
+        # Of what is no text, neither a carriage return nor a comma says anything.
+        return Shape.LINES
+    if lone_cr:
         return Shape.LONE_CR
     if text.startswith(b"["):
         return Shape.ARRAY

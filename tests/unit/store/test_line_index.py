@@ -240,7 +240,7 @@ def test_nothing_is_fed_after_the_end() -> None:
         (json.dumps({"a": [1]}, indent=2).encode(), Shape.PRETTY, "several lines"),
         (request() + b"\r" + request("b") + b"\r", Shape.LONE_CR, "carriage return"),
         ((request() + b"\r") * 2000, Shape.LONE_CR, "carriage return"),
-        (b"PAR1\0\r1\r2", Shape.LINES, "one JSON object per line"),
+        (b"PAR1\0\r1,\r2", Shape.LINES, "one JSON object per line"),
         (b"custom_id,prompt\n1,hello\n", Shape.CSV, "CSV"),
         (request().decode().encode("utf-16"), Shape.UTF16, "UTF-16"),
         (b'{"a":1}\n'.decode().encode("utf-16-le"), Shape.UTF16, "UTF-16"),
