@@ -19,6 +19,8 @@ from services.store.input_reader import Parts, read_span
 
 _NEAR_BYTES: Final = 64 * 1024
 """Lines that lie closer than this are read at once, what lies between them included."""
+_AT_ONCE_BYTES: Final = 4 * 1024 * 1024
+"""Read at once, with what lies between: of a model that has few lines of a file most is others'."""
 _Numbers = npt.NDArray[np.int64]
 
 
@@ -123,9 +125,8 @@ async def _payload(blobs: Blobs, parts: Parts, group: _Group) -> bytes:
     """The bytes of a group's lines, one after the other."""
     offsets, lengths = group.offsets, group.lengths
     ends = offsets + lengths
-    far = np.flatnonzero(offsets[1:] - ends[:-1] > _NEAR_BYTES) + 1
     pieces = []
-    for start, stop in zip([0, *far.tolist()], [*far.tolist(), len(offsets)], strict=True):
+    for start, stop in _runs(offsets, ends):
         base = int(offsets[start])
         data = await read_span(blobs, parts, base, int(ends[stop - 1]) - base)
         if (offsets[start + 1 : stop] - ends[start : stop - 1] == 1).all():
@@ -136,6 +137,18 @@ async def _payload(blobs: Blobs, parts: Parts, group: _Group) -> bytes:
         stops = (ends[start:stop] - base).tolist()
         pieces.extend(data[i:j] for i, j in zip(begins, stops, strict=True))
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _runs(offsets: _Numbers, ends: _Numbers) -> Iterator[tuple[int, int]]:
+    """Yield (first, one behind the last) of the lines that are read at once."""
+    far = (np.flatnonzero(offsets[1:] - ends[:-1] > _NEAR_BYTES) + 1).tolist()
+    at = 0
+    for stop in (*far, len(offsets)):
+        while at < stop:
+            most = offsets[at] + _AT_ONCE_BYTES
+            behind = max(at + 1, int(np.searchsorted(ends[:stop], most, side="right")))
+            yield at, behind
+            at = behind
 
 
 def _part_at(parts: Parts, offset: int) -> str:
