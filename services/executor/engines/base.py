@@ -182,6 +182,11 @@ def refusal(
     return EngineResponse(status, error_body(message, type_=kind, param=param, code=code))
 
 
+def too_deep() -> EngineResponse:
+    """A response for a request that is nested deeper than can be handled, or repeated."""
+    return refusal("The body is nested too deeply.")
+
+
 def usage_of(body: dict[str, Any]) -> Usage:
     """Token counts of an OpenAI response body (of any endpoint).
 

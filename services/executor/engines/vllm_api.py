@@ -21,6 +21,7 @@ from services.executor.engines.base import (
     EngineStartError,
     error_body,
     refusal,
+    too_deep,
     usage_of,
 )
 from services.kit.endpoints import (
@@ -250,15 +251,19 @@ def response_of(answer: Any) -> EngineResponse:
         return EngineResponse(
             503, error_body("The engine aborted the request.", type_="server_error")
         )
-    # orjson writes NaN and infinities (log-probabilities) as null.
-    body = orjson.dumps(content, option=orjson.OPT_NON_STR_KEYS)
+    try:
+        # orjson writes NaN and infinities (log-probabilities) as null.
+        body = orjson.dumps(content, option=orjson.OPT_NON_STR_KEYS)
+    except TypeError:
+        # More than 254 levels: an answer may repeat what it was asked, such as tools.
+        return too_deep()
     return EngineResponse(200, body, usage_of(content))
 
 
 def failure(error: Exception) -> EngineResponse:
     """The response for what validating or serving raised, by vLLM's own table."""
     if isinstance(error, RecursionError):
-        return refusal("The body is nested too deeply.")
+        return too_deep()
     if hasattr(error, "errors"):  # pydantic's ValidationError
         return _invalid_body(error)
     return response_of(find("create_error_response")(error))

@@ -240,6 +240,7 @@ def test_rerank() -> None:
         (RESPONSES, {"model": "m", "input": []}),
         (RESPONSES, {"model": "m", "input": ["x"]}),
         (RESPONSES, {"model": "m", "input": "x", "max_output_tokens": 0}),
+        (RESPONSES, b'{"model":"m","input":"x","metadata":%b}' % (b"[" * 900 + b"]" * 900)),
         (CHAT_COMPLETIONS, {"messages": [{"role": "user", "content": "x"}]}),
         (CHAT_COMPLETIONS, chat(["x", 5])),
         (CHAT_COMPLETIONS, chat("x", max_tokens=100_001)),
