@@ -1,5 +1,6 @@
 """Commands on batches: submit, watch, list, cancel, results."""
 
+import contextlib
 import json
 import sys
 import uuid
@@ -228,6 +229,7 @@ def results(
     With --json and files named, the batch object is printed. With --follow, lines come as they
     finish, and the command ends with the batch: exit status 0 completed, 3 ended otherwise.
     """
+    _refuse_one_file(output, errors)
     client = open_client(base_url, api_key)
     if follow_it:
         with errors_explained(base_url):
@@ -252,6 +254,11 @@ def results(
     elif batch.error_file_id and errors is None:
         _, failed, _ = counts_of(batch)
         print(f"{failed} line(s) failed; get them with --errors FILE", file=sys.stderr)
+
+
+def _refuse_one_file(output: Path | None, errors: Path | None) -> None:
+    if output is not None and errors is not None and output.resolve() == errors.resolve():
+        raise click.UsageError("--output and --errors name the same file; each needs its own")
 
 
 def _follow_results(
@@ -290,7 +297,8 @@ def _save(client: OpenAI, file_id: str | None, path: Path) -> None:
     except OSError as error:
         fail(f"{path} cannot be written: {error.strerror}", REFUSED)
     finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink()
 
 
 def _print_content(client: OpenAI, file_id: str | None) -> None:

@@ -39,8 +39,14 @@ class Writer:
         try:
             return self._stack.enter_context(_partial(path).open("wb"))
         except OSError as error:
-            self._stack.close()
+            self._discard()
             fail(f"{path} cannot be written: {error.strerror}", REFUSED)
+
+    def _discard(self) -> None:
+        self._stack.close()
+        for path in self._paths:
+            with contextlib.suppress(OSError):
+                _partial(path).unlink()
 
     def line(self, text: str) -> None:
         """Write one line, at once where somebody may be looking."""
@@ -75,12 +81,12 @@ class Writer:
         trace: TracebackType | None,
     ) -> None:
         """Give whole files their names, and remove the others."""
+        if kind is not None:
+            self._discard()
+            return
         self._stack.close()
         for path in self._paths:
-            if kind is None:
-                _partial(path).replace(path)
-            else:
-                _partial(path).unlink(missing_ok=True)
+            _partial(path).replace(path)
 
 
 def _partial(path: Path) -> Path:

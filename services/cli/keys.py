@@ -30,7 +30,7 @@ def keys() -> None:
 @click.option("--name", default="", help="To tell it from others.")
 @click.option(
     "--requests-per-minute",
-    type=click.IntRange(1),
+    type=click.IntRange(1, 2**31 - 1),
     help="How often it may call, at each gateway.  [default: no limit of its own]",
 )
 @_json_option

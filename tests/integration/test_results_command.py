@@ -49,21 +49,38 @@ def url() -> Iterator[str]:
         thread.join()
 
 
-def test_a_download_that_breaks_off_is_one_line_and_leaves_no_file(
-    url: str, tmp_path: Path
-) -> None:
-    output = tmp_path / "answers.jsonl"
-    done = subprocess.run(
+def results(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end."""
+    return subprocess.run(
         [
             *(sys.executable, "-m", "services.cli.main", "results", "batch_1"),
-            *("--output", str(output), "--base-url", url),
+            *(*arguments, "--base-url", url),
         ],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
+
+
+def test_a_download_that_breaks_off_is_one_line_and_leaves_no_file(
+    url: str, tmp_path: Path
+) -> None:
+    done = results(url, "--output", str(tmp_path / "answers.jsonl"))
     assert done.returncode == 4, done.stderr
     assert done.stderr.startswith(f"nightshift: the answer of {url} broke off")
     assert len(done.stderr.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("how", [[], ["--follow"]])
+def test_a_place_that_cannot_be_is_one_line_and_leaves_no_file(
+    url: str, tmp_path: Path, how: list[str]
+) -> None:
+    (tmp_path / "file").touch()
+    places = ["--output", str(tmp_path / "out"), "--errors", str(tmp_path / "file" / "errors")]
+    done = results(url, *how, *places)
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.startswith(f"nightshift: {tmp_path / 'file' / 'errors'} cannot be written")
+    assert len(done.stderr.splitlines()) == 1
+    assert [file.name for file in tmp_path.iterdir()] == ["file"]

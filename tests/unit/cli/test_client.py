@@ -46,6 +46,22 @@ def test_what_is_no_key_is_said_without_it(key: str, capsys: pytest.CaptureFixtu
     assert not key or key not in said
 
 
+def test_one_file_for_results_and_errors_is_refused() -> None:
+    """One would be written over the other."""
+    command = "results batch_1 --output lines.jsonl --errors ./lines.jsonl"
+    for how in ([], ["--follow"]):
+        done = CliRunner().invoke(main, [*command.split(), *how])
+        assert done.exit_code == 2
+        assert "name the same file" in done.output
+
+
+def test_a_limit_that_no_gateway_can_count_is_refused() -> None:
+    command = "keys create --project p --requests-per-minute 2147483648"
+    done = CliRunner().invoke(main, command.split())
+    assert done.exit_code == 2
+    assert "is not in the range" in done.output
+
+
 @pytest.mark.parametrize(
     "command", ["watch", "cancel", "results", "webhooks delete", "webhooks test", "keys revoke"]
 )
