@@ -46,12 +46,15 @@ class _Budget:
         self._limit = limit
         self._held = 0
         self._given = asyncio.Event()
+        # One after the other, so that small ones do not go before a large one for ever.
+        self._turn = asyncio.Lock()
 
     async def take(self, size: int) -> None:
-        while self._held and self._held + size > self._limit:
-            self._given.clear()
-            await self._given.wait()
-        self._held += size
+        async with self._turn:
+            while self._held and self._held + size > self._limit:
+                self._given.clear()
+                await self._given.wait()
+            self._held += size
 
     def give(self, size: int) -> None:
         self._held -= size
