@@ -14,7 +14,7 @@ from services.kit.log import get_logger
 from services.kit.result_line import ENGINE_FAILURE
 from services.store import attempts_repo, batches_repo, input_lines, losses, outbox, quarantine
 from services.store.appending import Appender
-from services.store.blobs.base import BlobMissingError
+from services.store.blobs.base import BlobMissingError, BlobUnreadableError
 from services.store.context import Context
 from services.store.domain import output
 from services.store.domain.state import BatchStatus
@@ -150,7 +150,7 @@ class Ender:
     async def _give_up_one(self, chunk: Row) -> int:
         try:
             failure = await self._failure(chunk)
-        except BlobMissingError as error:
+        except (BlobMissingError, BlobUnreadableError) as error:
             await losses.put_off(self._context, chunk.batch_id, error)
             return 0
         await self._appender.record(failure)

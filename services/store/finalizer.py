@@ -23,7 +23,7 @@ from services.store import (
     receiving,
     salvage,
 )
-from services.store.blobs.base import BlobDamagedError, BlobMissingError
+from services.store.blobs.base import BlobDamagedError, BlobMissingError, BlobUnreadableError
 from services.store.context import Context
 from services.store.domain.patience import SUSPECT_TRIES, fault_wait_ms
 from services.store.domain.state import BatchStatus
@@ -140,6 +140,10 @@ class Finalizer:
             _log.error("stored_data_missing", batch=batch.id, blob=error.name)
             receiving.give_up(self._context, parts.names)
             await self._put_off(batch, error)
+        except BlobUnreadableError as error:
+            _log.error("stored_data_unreadable", batch=batch.id, blob=error.name)
+            receiving.give_up(self._context, parts.names)
+            await self._put_off(batch, error)
         except Exception as error:  # noqa: BLE001 - logged; the batch is tried again
             _log.exception("finalize_failed", batch=batch.id)
             receiving.give_up(self._context, parts.names)
@@ -156,7 +160,8 @@ class Finalizer:
 
         What comes back by itself is looked for each 5 s; what people must mend, ever less often.
         """
-        passing = isinstance(error, UnavailableError)
+        by_itself = not isinstance(error, BlobUnreadableError)
+        passing = by_itself and isinstance(error, UnavailableError)
         failures = 1 if passing else self._failures.get(batch.id, 0) + 1
         self._failures[batch.id] = failures
         now_ms = self._context.now_ms()
@@ -316,6 +321,12 @@ def _words(error: Exception) -> str:
             f"stored data of this batch is missing or damaged (blob {error}), so that its files "
             "cannot be written; it is tried again once the operator has restored it, which "
             "`nightshift doctor --check` helps with. Cancelled, or past its time, it ends without"
+        )
+    if isinstance(error, BlobUnreadableError):
+        return (
+            f"stored data of this batch cannot be read: {error.why} (blob {error.name}), so that "
+            "its files cannot be written; it is tried again, at least every five minutes. Where "
+            "that disk never gives it back, the operator moves the blob away, and it counts as lost"
         )
     if isinstance(error, NightshiftError):
         return f"its files cannot be written right now: {error.message}"

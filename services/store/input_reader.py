@@ -7,7 +7,13 @@ from typing import Final
 
 from services.kit.clock import Clock
 from services.kit.errors import UnavailableError
-from services.store.blobs.base import BlobDamagedError, BlobMissingError, Blobs
+from services.store.blobs.base import (
+    BlobDamagedError,
+    BlobMissingError,
+    Blobs,
+    BlobTrouble,
+    BlobUnreadableError,
+)
 from services.store.domain.line_index import IndexFormatError, LineIndex
 
 Parts = Sequence[tuple[str, int]]
@@ -82,7 +88,7 @@ class InputReader:
         # Goes on when those who asked for it have gone: it may take longer than any of their calls.
         self._making: dict[str, asyncio.Task[LineIndex]] = {}
         # Of those that cannot be made again: until when that is not tried, and why.
-        self._lost: dict[str, tuple[float, BlobMissingError]] = {}
+        self._lost: dict[str, tuple[float, BlobTrouble]] = {}
         self._cache: OrderedDict[str, tuple[LineIndex, int]] = OrderedDict()
         self._cached_bytes = 0
         self._loading: dict[str, asyncio.Lock] = {}
@@ -96,6 +102,7 @@ class InputReader:
 
         Raises:
             BlobMissingError: it is lost, and the input that it would be made of again.
+            BlobUnreadableError: the input that it would be made of again is not given.
             IndexPendingError: it is being made again, and the caller is not patient.
         """
         if name in self._cache:
@@ -122,12 +129,13 @@ class InputReader:
         """Read an index, or begin to make it again."""
         until, why = self._lost.get(name, (0.0, None))
         if why is not None and self._clock.monotonic() < until:
-            raise type(why)(why.name)
+            raise _again(why)
         try:
             data = await read_whole(self._blobs, name)
             index = LineIndex.from_bytes(data)
-        except (BlobMissingError, IndexFormatError):
-            making = asyncio.create_task(self._again(name))
+        except (BlobMissingError, BlobUnreadableError, IndexFormatError):
+            # All in it can be had of the input; a disk need not give it back.
+            making = asyncio.create_task(self._make(name))
             self._making[name] = making
             making.add_done_callback(lambda done: self._made(name, done))
         else:
@@ -142,10 +150,10 @@ class InputReader:
             _, (_, size) = self._cache.popitem(last=False)
             self._cached_bytes -= size
 
-    async def _again(self, name: str) -> LineIndex:
+    async def _make(self, name: str) -> LineIndex:
         try:
             index = await self._make_again(name)
-        except BlobMissingError as error:
+        except (BlobMissingError, BlobUnreadableError) as error:
             if len(self._lost) >= _MOST_LOST:
                 self._lost.clear()
             self._lost[name] = (self._clock.monotonic() + _LOST_SECONDS, error)
@@ -159,3 +167,10 @@ class InputReader:
         # Nobody may be left who asked for it.
         if not making.cancelled():
             making.exception()
+
+
+def _again(why: BlobTrouble) -> BlobTrouble:
+    """Return what was raised before, to be raised anew: each has a traceback of its own."""
+    if isinstance(why, BlobUnreadableError):
+        return BlobUnreadableError(why.name, why.why)
+    return type(why)(why.name)

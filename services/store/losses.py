@@ -1,8 +1,8 @@
-"""Batches that run and lack what is stored of them: they wait, and say why.
+"""Batches that run and lack what is stored of them, or cannot read it: they wait, and say why.
 
-What is missing may be put back, so that nothing is given up here. A batch that lacks it is handed
-out no more for a while, a growing one, as a whole: one try tells of all its chunks. What ends it is
-what ends any batch, a cancel or its time.
+What is missing may be put back, and what a disk refuses may be given after all, so that nothing is
+given up here. Such a batch is handed out no more for a while, a growing one, as a whole: one try
+tells of all its chunks. What ends it is what ends any batch, a cancel or its time.
 """
 
 from typing import Any, Final
@@ -13,7 +13,7 @@ from services.kit.errors import ConflictError, LostError, NightshiftError, Unava
 from services.kit.log import get_logger
 from services.store import attempts_repo, chunks_repo
 from services.store.attempts_repo import Outcome
-from services.store.blobs.base import BlobMissingError
+from services.store.blobs.base import BlobMissingError, BlobTrouble, BlobUnreadableError
 from services.store.context import Context
 from services.store.domain.patience import fault_wait_ms
 from services.store.domain.state import BatchStatus
@@ -27,7 +27,7 @@ _MOST_TRIES: Final = 10
 _UNSEALED: Final = (BatchStatus.IN_PROGRESS.value, BatchStatus.CANCELLING.value)
 
 
-def is_lost(connection: sa.Connection, error: BlobMissingError) -> bool:
+def is_lost(connection: sa.Connection, error: BlobTrouble) -> bool:
     """Tell whether a blob that was not found should be there; else it was dropped meanwhile."""
     state = connection.scalar(sa.select(blobs.c.state).where(blobs.c.name == error.name))
     return state == "live"
@@ -45,8 +45,15 @@ def content_lost(file_id: str, *, of_batch: bool) -> LostError:
     )
 
 
-def input_words(file_id: str, error: BlobMissingError) -> str:
+def input_words(file_id: str, error: BlobTrouble) -> str:
     """Say what a batch that runs waits for."""
+    if isinstance(error, BlobUnreadableError):
+        return (
+            f"the content of its input file {file_id} cannot be read from the server's storage: "
+            f"{error.why} (blob {error.name}). It is tried again, at least every five minutes, and "
+            "the batch goes on once it can be read. Where that disk never gives it back, the "
+            "operator moves the blob away, and it counts as lost"
+        )
     return (
         f"the content of its input file {file_id} is missing from the server's storage or damaged "
         f"(blob {error.name}). It is looked for again, at least every five minutes, in case the "
@@ -56,14 +63,14 @@ def input_words(file_id: str, error: BlobMissingError) -> str:
 
 
 async def put_off(
-    context: Context, batch_id: str, missing: BlobMissingError, *, token: str = ""
+    context: Context, batch_id: str, missing: BlobTrouble, *, token: str = ""
 ) -> NightshiftError:
     """Hand out nothing of a batch for a while, since its input lacks a blob; tell why in its row.
 
     Args:
         context: the store's.
         batch_id: of a batch that runs.
-        missing: what was not found.
+        missing: what was not found, or not read.
         token: of the attempt whose lines could not be read, which is closed.
 
     Returns:
@@ -77,13 +84,14 @@ async def put_off(
         words = _put_off(connection, batch_id, missing, now_ms)
         if words is None or (token and not _close(connection, token, now_ms)):
             return ConflictError("This attempt is over.")
+        # An executor holds nothing of it either way, and asks no more.
         return LostError(words, code="input_lost")
 
     return await context.db.write("batch.put_off", note)
 
 
 def _put_off(
-    connection: sa.Connection, batch_id: str, error: BlobMissingError, now_ms: int
+    connection: sa.Connection, batch_id: str, error: BlobTrouble, now_ms: int
 ) -> str | None:
     """Return why; None where the batch takes no results any more."""
     row = connection.execute(
@@ -96,7 +104,8 @@ def _put_off(
         # Another chunk has told already.
         return words
     tries = min(row.tries + 1, _MOST_TRIES)
-    _log.error("input_missing", batch=batch_id, file=row.input_file_id, blob=error.name)
+    told = "input_missing" if isinstance(error, BlobMissingError) else "input_unreadable"
+    _log.error(told, batch=batch_id, file=row.input_file_id, blob=error.name)
     connection.execute(
         batches.update()
         .where(batches.c.id == batch_id)

@@ -10,7 +10,7 @@ from services.kit.errors import NotFoundError
 from services.kit.ids import ProjectId
 from services.kit.log import get_logger
 from services.store import batches_repo, files_repo, losses, models_repo
-from services.store.blobs.base import BlobMissingError
+from services.store.blobs.base import BlobMissingError, BlobUnreadableError
 from services.store.context import Context
 from services.store.domain import cutter, validate
 from services.store.domain.patience import MOST_VALIDATIONS, wait_ms
@@ -32,8 +32,8 @@ _UNCHECKED = {
 }
 
 
-class _InputMissingError(Exception):
-    """The input was not found, for the first time: it may be there at the next look."""
+class _InputAwaitedError(Exception):
+    """The input was not found, for the first time, or not read: it may be at the next look."""
 
     def __init__(self, fault: str) -> None:
         super().__init__(fault)
@@ -70,7 +70,7 @@ class Validator:
             )
             for row, outcome in zip(rows, outcomes, strict=True):
                 if isinstance(outcome, BaseException):
-                    fault = outcome.fault if isinstance(outcome, _InputMissingError) else None
+                    fault = outcome.fault if isinstance(outcome, _InputAwaitedError) else None
                     if fault is None:
                         _log.error("validation_failed", batch=row.id, exc_info=outcome)
                     await self._put_off(row, fault)
@@ -188,9 +188,14 @@ class Validator:
             return await self._check_lines(row, file, models)
         except BlobMissingError as error:
             _log.error("input_missing", batch=row.id, file=file.id, blob=error.name)
-            if row.fault is None:
-                raise _InputMissingError(losses.input_words(file.id, error)) from None
+            words = losses.input_words(file.id, error)
+            # Looked for twice: what was told until now may be that it could not be read.
+            if row.fault != words:
+                raise _InputAwaitedError(words) from None
             return [_lost_error(file.id)]
+        except BlobUnreadableError as error:
+            _log.error("input_unreadable", batch=row.id, file=file.id, blob=error.name)
+            raise _InputAwaitedError(losses.input_words(file.id, error)) from None
 
     async def _check_lines(
         self, row: batches_repo.Row, file: files_repo.Row, models: Sequence[models_repo.Row]

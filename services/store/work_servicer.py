@@ -17,7 +17,7 @@ from services.store import (
     window_repo,
 )
 from services.store.appending import Appender
-from services.store.blobs.base import BlobMissingError
+from services.store.blobs.base import BlobMissingError, BlobUnreadableError
 from services.store.context import Context
 from services.store.domain import results
 from services.store.domain.line_index import LineIndex
@@ -139,7 +139,7 @@ class WorkServicer(work_pb2_grpc.WorkServicer):
                 found[batch_id] = await self._reader.index(name, patient=False)
             except IndexPendingError:
                 continue
-            except BlobMissingError as error:
+            except (BlobMissingError, BlobUnreadableError) as error:
                 await losses.put_off(self._context, batch_id, error)
         return found
 
@@ -282,7 +282,7 @@ class WorkServicer(work_pb2_grpc.WorkServicer):
                 self._context.blobs, source.parts, index, ordered
             ):
                 yield work_pb2.ReadLinesResponse(records=records, payload=payload)
-        except BlobMissingError as error:
+        except (BlobMissingError, BlobUnreadableError) as error:
             told = await losses.put_off(self._context, source.batch_id, error, token=request.token)
             raise told from None
         if source.was_lost:

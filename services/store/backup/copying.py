@@ -9,7 +9,7 @@ from typing import Final
 
 from services.kit import failpoints
 from services.kit.errors import NightshiftError
-from services.store.blobs.base import BlobMissingError, Blobs
+from services.store.blobs.base import BlobMissingError, Blobs, BlobUnreadableError
 from services.store.blobs.reader import BlobReader, FolderReader, is_name
 
 _AT_ONCE: Final = 8
@@ -121,10 +121,10 @@ class Copier:
             except BlobMissingError:
                 self._lacks(name)
                 return
-            except OSError as error:
+            except BlobUnreadableError as error:
                 raise CopyError(
-                    f"blobs/{name} cannot be read: {error.strerror}. Try again; where its disk "
-                    "never gives it back, move it away, so that it counts as lost"
+                    f"blobs/{name} cannot be read: {error.why}. Try again; where its disk never "
+                    "gives it back, move it away, so that it counts as lost"
                 ) from error
             if written != size:
                 raise CopyError(f"blobs/{name} has {written} bytes instead of {size}")

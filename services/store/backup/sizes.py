@@ -9,7 +9,7 @@ import orjson
 import sqlalchemy as sa
 
 from services.kit.frames import RESULT_RECORD
-from services.store.blobs.base import BlobMissingError
+from services.store.blobs.base import BlobMissingError, BlobUnreadableError
 from services.store.blobs.reader import FolderReader, is_name
 from services.store.domain.line_index import IndexFormatError
 from services.store.domain.part_index import PartIndex
@@ -89,5 +89,5 @@ def _unreadable_indexes(connection: sa.Connection, blobs: FolderReader) -> Itera
             continue
         try:
             PartIndex.from_bytes(blobs.read(name, 0, size))
-        except (BlobMissingError, IndexFormatError):
+        except (BlobMissingError, BlobUnreadableError, IndexFormatError):
             yield name

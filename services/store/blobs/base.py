@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from typing import ClassVar, final
 
 from services.kit import failpoints
+from services.kit.errors import UnavailableError
 
 Content = bytes | AsyncIterator[bytes | memoryview]
 
@@ -20,6 +21,28 @@ class BlobMissingError(Exception):
 
 class BlobDamagedError(BlobMissingError):
     """The blob is there, but is not what was written."""
+
+
+class BlobUnreadableError(UnavailableError):
+    """The blob is there, and its place does not give it, while it may give all others.
+
+    That may pass, so that it is not lost. Clients are told to come back; whose batch it is, why.
+    """
+
+    RETRY_SECONDS: ClassVar[int] = 5
+
+    def __init__(self, name: str, why: str) -> None:
+        """Name the blob, and say why in the place's own words."""
+        super().__init__(
+            "The store's storage does not work right now, so that nothing was read; try again.",
+            retry_after_seconds=self.RETRY_SECONDS,
+        )
+        self.name = name
+        self.why = why
+
+
+BlobTrouble = BlobMissingError | BlobUnreadableError
+"""What keeps a batch from going on until its blob is there and can be read."""
 
 
 class Blobs(ABC):
@@ -70,7 +93,8 @@ class Blobs(ABC):
 
         Raises:
             BlobMissingError: there is no such blob.
-            UnavailableError: it cannot be read now.
+            BlobUnreadableError: it is there and is not given.
+            UnavailableError: nothing can be read now.
         """
 
     @abstractmethod

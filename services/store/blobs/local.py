@@ -13,13 +13,15 @@ from services.kit.errors import UnavailableError
 from services.kit.ids import uuid7_hex
 from services.kit.log import get_logger
 from services.store import folders
-from services.store.blobs.base import BlobMissingError, Blobs, Content
+from services.store.blobs.base import BlobMissingError, Blobs, BlobUnreadableError, Content
 
 _log = get_logger(__name__)
 
 P = ParamSpec("P")
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_OF_FILE: Final = frozenset({errno.EIO, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ELOOP})
+"""What a disk says of one file; others may be read all the same."""
 _FULL_RETRY_SECONDS: Final = 30
 """Room comes from people or the sweeper; the official clients wait as long as this, not minutes."""
 _FAULT_RETRY_SECONDS: Final = 5
@@ -95,6 +97,9 @@ class LocalBlobs(Blobs):
         with _told(name):
             try:
                 return read_file(self._root, name, offset, length)
+            except BlobUnreadableError as error:
+                _log.error("blob_unreadable", blob=name, error=error.why)
+                raise
             except BlobMissingError:
                 # Without this folder all of it is away, such as a disk that is not mounted: a
                 # fault that ends, while a blob that is missing never comes back by itself.
@@ -250,12 +255,21 @@ def read_file(folder: Path, name: str, offset: int, length: int) -> bytes:
 
     Raises:
         BlobMissingError: there is no such blob.
-        OSError: the disk does not give it.
+        BlobUnreadableError: the disk does not give it.
+        OSError: the disk gives nothing.
     """
     try:
-        descriptor = os.open(folder / name, os.O_RDONLY)
+        return _read_all(folder / name, offset, length)
     except (FileNotFoundError, NotADirectoryError):
         raise BlobMissingError(name) from None
+    except OSError as error:
+        if error.errno in _OF_FILE:
+            raise BlobUnreadableError(name, os.strerror(error.errno)) from error
+        raise
+
+
+def _read_all(path: Path, offset: int, length: int) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         pieces = []
         while length > 0 and (piece := os.pread(descriptor, length, offset)):

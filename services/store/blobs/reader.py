@@ -33,6 +33,7 @@ class BlobReader(Protocol):
 
         Raises:
             BlobMissingError: there is none of that name.
+            BlobUnreadableError: it is there and is not given.
         """
         ...
 

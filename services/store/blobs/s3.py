@@ -11,9 +11,9 @@ from obstore.exceptions import AlreadyExistsError, BaseError
 from services.kit.errors import UnavailableError
 from services.kit.frames import FRAME_BYTES
 from services.kit.log import get_logger
-from services.store.blobs.base import BlobMissingError, Blobs, Content
+from services.store.blobs.base import BlobMissingError, Blobs, BlobUnreadableError, Content
 from services.store.blobs.s3_client import open_bucket
-from services.store.blobs.s3_faults import RETRY_SECONDS, status_of, told
+from services.store.blobs.s3_faults import RETRY_SECONDS, code_of, status_of, told
 from services.store.blobs.s3_look import BucketLook
 
 _log = get_logger(__name__)
@@ -172,7 +172,7 @@ class S3Blobs(Blobs):
     async def _read(self, name: str, offset: int, length: int) -> bytes:
         try:
             return await self._read_range(name, offset, length)
-        except BlobMissingError:
+        except (BlobMissingError, BlobUnreadableError):
             # Whatever lies on the way may answer so. Where the bucket is, it can be listed.
             with told(name):
                 await anext(aiter(obstore.list(self._store, chunk_size=1)), None)
@@ -185,9 +185,13 @@ class S3Blobs(Blobs):
                     self._store, name, start=offset, length=length
                 )
             except BaseError as error:
-                if status_of(error) == 416:
+                status = status_of(error)
+                if status == 416:
                     # Nothing lies there: the blob ends before it.
                     return b""
+                if status == 403:
+                    # Of this object, such as one that was moved to an archive.
+                    raise BlobUnreadableError(name, code_of(error) or "403 Forbidden") from error
                 raise
         return found.to_bytes()
 

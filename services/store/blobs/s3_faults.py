@@ -78,7 +78,7 @@ def status_of(error: BaseException) -> int | None:
 
 def reason(error: BaseException, bucket: str) -> str:
     """Say in a sentence why a bucket cannot be worked on, and what to do; for the operator."""
-    text, code = str(error), _code_of(error)
+    text, code = str(error), code_of(error)
     if code == _NO_BUCKET:
         return (
             f"there is no bucket {bucket} ({code}): make it, or have NIGHTSHIFT_STORE_BLOBS_URL "
@@ -107,7 +107,8 @@ def reason(error: BaseException, bucket: str) -> str:
     return f"the bucket {bucket} cannot be worked on: {_words(error)}"
 
 
-def _code_of(error: BaseException) -> str:
+def code_of(error: BaseException) -> str:
+    """Return the code that the server gave its refusal; empty where it gave none."""
     found = _CODE.search(str(error))
     return found.group(1) if found else ""
 
@@ -115,5 +116,5 @@ def _code_of(error: BaseException) -> str:
 def _words(error: BaseException) -> str:
     """Return the library's first line, without what the server said: that quotes keys' names."""
     line = str(error).partition("\n")[0].partition(": <")[0][:_SHOWN_CHARACTERS]
-    code = _code_of(error)
+    code = code_of(error)
     return f"{line} ({code})" if code else line

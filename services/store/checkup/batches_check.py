@@ -12,9 +12,9 @@ import numpy.typing as npt
 import sqlalchemy as sa
 
 from services.kit.frames import RESULT_RECORD
-from services.store.blobs.base import BlobMissingError
+from services.store.blobs.base import BlobMissingError, BlobUnreadableError
 from services.store.blobs.reader import is_name
-from services.store.checkup.blobs_check import Blobs, Claim, states
+from services.store.checkup.blobs_check import Blobs, Claim, states, unreadable
 from services.store.checkup.report import Kind
 from services.store.checkup.view import View
 from services.store.domain import statement
@@ -158,7 +158,7 @@ class OpenBatches:
         try:
             data = self._view.blobs.read(str(name), 0, self._view.blobs.size(str(name)) or 0)
             ids: npt.NDArray[np.uint16] = LineIndex.from_bytes(data).records["model"]
-        except (BlobMissingError, IndexFormatError):
+        except (BlobMissingError, BlobUnreadableError, IndexFormatError):
             return None
         return ids[: batch.lines_total]
 
@@ -182,6 +182,9 @@ class OpenBatches:
                 try:
                     payload = self._view.blobs.read(row.blob, 0, end_of(records))
                 except BlobMissingError:
+                    continue
+                except BlobUnreadableError as error:
+                    self._kinds.results.add(unreadable(batch_id, error))
                     continue
             self._kinds.results.extend(_payload_faults(batch_id, number, records, payload))
 

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import sqlalchemy as sa
 import xxhash
 
+from services.store.blobs.base import BlobUnreadableError
 from services.store.blobs.reader import is_name
 from services.store.checkup.report import Kind
 from services.store.checkup.view import View
@@ -51,6 +52,17 @@ class Claim:
     mend: str
     sql: str = ""
     derived: bool = False
+
+
+def unreadable(subject: str, error: BlobUnreadableError) -> Fault:
+    """Return what is told of a blob that is there and is not given."""
+    return Fault(
+        subject=subject,
+        what=f"needs blobs/{error.name}, which cannot be read: {error.why}",
+        mend="See whether its disk is well, and whether the store may read it. Where it never "
+        "comes back, move it away: it counts as lost then, and this check says what to do.",
+        blob=error.name,
+    )
 
 
 class NameSet:

@@ -5,9 +5,9 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from services.store.blobs.base import BlobMissingError
+from services.store.blobs.base import BlobMissingError, BlobUnreadableError
 from services.store.checkup.batches_check import facts, ids
-from services.store.checkup.blobs_check import Blobs
+from services.store.checkup.blobs_check import Blobs, unreadable
 from services.store.checkup.files_check import parts_of
 from services.store.checkup.report import Kind
 from services.store.checkup.view import View
@@ -83,6 +83,9 @@ class EndedBatches:
             )
         except BlobMissingError:
             # Dropped meanwhile; where it should be there, the check of files tells.
+            return
+        except BlobUnreadableError as error:
+            self._kind.add(unreadable(batch.id, error))
             return
         self._kind.count("lines read", batch.lines_total)
         if what is not None:

@@ -5,8 +5,8 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from services.store.blobs.base import BlobMissingError
-from services.store.checkup.blobs_check import Blobs, Claim, states
+from services.store.blobs.base import BlobMissingError, BlobUnreadableError
+from services.store.checkup.blobs_check import Blobs, Claim, states, unreadable
 from services.store.checkup.report import Kind
 from services.store.checkup.view import View
 from services.store.domain import end_check, index_check, statement
@@ -112,6 +112,8 @@ class Files:
         except BlobMissingError:
             # Dropped while it was read, or else `Blobs` had told of it.
             return
+        except BlobUnreadableError as error:
+            kind.add(unreadable(row.id, error))
 
     def _end_faults(self, row: Row, parts: Parts) -> Iterator[Fault]:
         begin = self._view.read_span(parts, 0, len(end_check.BEGIN))
@@ -130,10 +132,11 @@ class Files:
         try:
             data = b"" if size is None else self._view.blobs.read(row.index_blob, 0, size)
             index = LineIndex.from_bytes(data)
-        except IndexFormatError as error:
+        except (IndexFormatError, BlobUnreadableError) as error:
             if not self._blobs.is_live(row.index_blob):
                 return
-            trouble = "is gone" if size is None else f"cannot be read ({error})"
+            why = error.why if isinstance(error, BlobUnreadableError) else error
+            trouble = "is gone" if size is None else f"cannot be read ({why})"
             kind.note(
                 f"{row.id}: its line index, blobs/{row.index_blob}, {trouble}; the store makes it "
                 "again of the content when it needs it next"
@@ -313,6 +316,9 @@ def _part_index_faults(view: View, row: Row) -> Iterator[Fault]:
         size = view.blobs.size(row.index_blob) or 0
         index = PartIndex.from_bytes(view.blobs.read(row.index_blob, 0, size))
     except BlobMissingError:
+        return
+    except BlobUnreadableError as error:
+        yield unreadable(row.id, error)
         return
     except IndexFormatError as error:
         trouble = f"cannot be read: {error}"

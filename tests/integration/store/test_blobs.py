@@ -1,6 +1,7 @@
 """What every place for blobs promises: the directory, and a bucket over HTTP."""
 
 import asyncio
+import errno
 import hashlib
 import os
 import threading
@@ -16,7 +17,7 @@ from services.kit.errors import UnavailableError
 from services.kit.ids import uuid7_hex
 from services.kit.settings import SettingsError
 from services.store.blobs import local
-from services.store.blobs.base import BlobMissingError, Blobs
+from services.store.blobs.base import BlobMissingError, Blobs, BlobUnreadableError
 from services.store.blobs.place import open_blobs
 from services.store.blobs.reader import BlobReader, blob_reader
 from services.store.blobs.s3 import PART_BYTES
@@ -296,6 +297,43 @@ async def test_one_look_in_vain_may_be_chance_and_a_bucket_that_is_well_is_left_
         with pytest.raises(UnavailableError):
             await look.look()
     await look.look()
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ENOMEM, errno.ESTALE])
+async def test_a_file_that_is_refused_is_told_from_a_disk_that_gives_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    blobs = open_blobs(StoreSettings(data_dir=tmp_path))
+    name = new_name()
+    await blobs.put("test.step", name, b"x")
+
+    def refuse(*_: object) -> bytes:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pread", refuse)
+        with pytest.raises(UnavailableError) as refused:
+            await blobs.read(name, 0, 1)
+    of_file = number in {errno.EIO, errno.EACCES}
+    assert isinstance(refused.value, BlobUnreadableError) == of_file
+    assert await blobs.read(name, 0, 1) == b"x"
+
+
+async def test_an_object_that_is_refused_is_told_from_a_bucket_that_is(
+    remote: tuple[Blobs, S3Server],
+) -> None:
+    blobs, server = remote
+    name = new_name()
+    await blobs.put("test.step", name, b"x")
+    # Of objects only: the bucket lists.
+    server.fault(Fault(status=403, code="InvalidObjectState", query="^$"))
+    with pytest.raises(BlobUnreadableError) as refused:
+        await blobs.read(name, 0, 1)
+    assert (refused.value.name, refused.value.why) == (name, "InvalidObjectState")
+    server.fault(Fault(status=403, code="InvalidAccessKeyId"))
+    with pytest.raises(UnavailableError) as refused_all:
+        await blobs.read(name, 0, 1)
+    assert not isinstance(refused_all.value, BlobUnreadableError)
 
 
 async def test_a_directory_that_is_away_is_told(tmp_path: Path) -> None:

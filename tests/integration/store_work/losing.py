@@ -1,6 +1,8 @@
 """Stored content that is taken away behind a store's back, and what is seen of it."""
 
 import asyncio
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import orjson
@@ -40,6 +42,20 @@ async def taken(store: Store, name: str) -> bytes:
 
 async def put_back(store: Store, name: str, content: bytes) -> None:
     await store.context.blobs.put("test.step", name, content)
+
+
+@contextlib.contextmanager
+def refused(store: Store, *names: str) -> Iterator[None]:
+    """Have the disk refuse to read these blobs while the block runs, whoever asks for them."""
+    folder = store.context.settings.data_dir
+    aside = {folder / "blobs" / name: folder / f"aside-{name.rpartition('/')[2]}" for name in names}
+    for blob, kept in aside.items():
+        blob.rename(kept)
+        blob.mkdir()
+    yield
+    for blob, kept in aside.items():
+        blob.rmdir()
+        kept.rename(blob)
 
 
 async def input_taken(store: Store, batch_id: str) -> tuple[str, bytes]:
