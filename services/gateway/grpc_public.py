@@ -30,6 +30,7 @@ from services.kit import interceptors, rpc
 from services.kit.errors import InternalError, InvalidRequestError
 from services.kit.frames import FRAME_BYTES
 from services.kit.interceptors import Call
+from services.kit.ranges import check_range
 
 
 async def start_public_server(context: Context, listen: str) -> rpc.RunningServer:
@@ -125,7 +126,7 @@ class FilesServicer(Servicer, files_pb2_grpc.FilesServicer):
     ) -> files_pb2.ListFilesResponse:
         """See files.proto."""
         if request.page.limit:
-            validate.check_range("limit", request.page.limit, 1, validate.MAX_FILES_LIMIT)
+            check_range("limit", request.page.limit, 1, validate.MAX_FILES_LIMIT)
         if request.page.after:
             validate.file_id_of(request.page.after, param="after")
         return await self._store.call(self._store.files.ListFiles, request, self._caller())
@@ -181,7 +182,7 @@ class BatchesServicer(Servicer, batches_pb2_grpc.BatchesServicer):
     ) -> batches_pb2.ListBatchesResponse:
         """See batches.proto."""
         if request.page.limit:
-            validate.check_range("limit", request.page.limit, 1, validate.MAX_BATCHES_LIMIT)
+            check_range("limit", request.page.limit, 1, validate.MAX_BATCHES_LIMIT)
         if request.page.after:
             validate.batch_id_of(request.page.after)
         return await self._store.call(self._store.batches.ListBatches, request, self._caller())

@@ -10,6 +10,7 @@ from protos.nightshift.v1 import batches_pb2, files_pb2
 from services.kit.endpoints import ENDPOINTS
 from services.kit.errors import InvalidRequestError, NotFoundError
 from services.kit.ids import is_public_id
+from services.kit.ranges import check_range
 
 PURPOSES: Final = ("fine-tune", "assistants", "batch", "user_data", "vision", "evals")
 """Purposes that an upload may have, in the order in which OpenAI lists them."""
@@ -354,24 +355,6 @@ def check_value(name: str, value: str, supported: tuple[str, ...]) -> None:
         code="invalid_value",
         param=name,
     )
-
-
-def check_range(name: str, value: int, minimum: int, maximum: int) -> None:
-    """Refuse a number below `minimum` or above `maximum`."""
-    if value < minimum:
-        raise InvalidRequestError(
-            f"Invalid '{name}': integer below minimum value. Expected a value >= {minimum}, but "
-            f"got {value} instead.",
-            code="integer_below_min_value",
-            param=name,
-        )
-    if value > maximum:
-        raise InvalidRequestError(
-            f"Invalid '{name}': integer above maximum value. Expected a value <= {maximum}, but "
-            f"got {value} instead.",
-            code="integer_above_max_value",
-            param=name,
-        )
 
 
 def check_text(name: str, value: str, maximum: int) -> None:

@@ -7,6 +7,7 @@ from protos.nightshift.v1 import uploads_pb2
 from services.gateway import validate
 from services.kit.errors import InvalidRequestError, NotFoundError
 from services.kit.ids import is_public_id
+from services.kit.ranges import check_range
 
 MAX_FILENAME: Final = 4_096
 MAX_MIME_TYPE: Final = 255
@@ -44,7 +45,7 @@ def parse_create(body: bytes) -> uploads_pb2.CreateUploadRequest:
     if not isinstance(size, int) or isinstance(size, bool):
         validate.wrong_type("bytes", "an integer", validate.kind_of(size))
     # Before it is put in a message, which holds 64 bits.
-    validate.check_range("bytes", size, 0, _INT64_MAX)
+    check_range("bytes", size, 0, _INT64_MAX)
     request = uploads_pb2.CreateUploadRequest(
         filename=validate.text_of("filename", fields["filename"]),
         purpose=validate.text_of("purpose", fields["purpose"]),

@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 from google.protobuf.message import Message
 
 from protos.nightshift.v1 import common_pb2
-from services.kit.errors import InvalidRequestError
+from services.kit.ranges import check_range
 
 MOST_BYTES: Final = 3 * 1024 * 1024
 """Bytes of one answer; a gRPC message may have a third more, and a larger one fails as a whole."""
@@ -31,15 +31,8 @@ def page_of(request: common_pb2.PageRequest, *, default: int, most: int) -> Page
         InvalidRequestError: the limit is out of 1 to `most`.
     """
     limit = request.limit or default
-    if 1 <= limit <= most:
-        return Page(request.after, limit)
-    below = limit < 1
-    raise InvalidRequestError(
-        f"Invalid 'limit': integer {'below minimum' if below else 'above maximum'} value. "
-        f"Expected a value {'>= 1' if below else f'<= {most}'}, but got {limit} instead.",
-        code="integer_below_min_value" if below else "integer_above_max_value",
-        param="limit",
-    )
+    check_range("limit", limit, 1, most)
+    return Page(request.after, limit)
 
 
 def fitting(items: Iterable[Item]) -> tuple[list[Item], bool]:

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from protos.nightshift.v1 import files_pb2
 from services.kit.errors import InvalidRequestError, TooLargeError
 from services.kit.ids import FileId, ProjectId
+from services.kit.ranges import check_range
 from services.store import files_repo, idempotency_repo, quota_repo, receiving
 from services.store.blobs.base import Blobs
 from services.store.context import Context
@@ -257,17 +258,7 @@ def check_expiry(expires_after: files_pb2.ExpiresAfter, name: str) -> None:
             code="invalid_value",
             param=f"{name}.anchor",
         )
-    seconds = expires_after.seconds
-    if MIN_EXPIRY_SECONDS <= seconds <= MAX_EXPIRY_SECONDS:
-        return
-    below = seconds < MIN_EXPIRY_SECONDS
-    bound = f">= {MIN_EXPIRY_SECONDS}" if below else f"<= {MAX_EXPIRY_SECONDS}"
-    raise InvalidRequestError(
-        f"Invalid '{name}.seconds': integer {'below minimum' if below else 'above maximum'} value."
-        f" Expected a value {bound}, but got {seconds} instead.",
-        code="integer_below_min_value" if below else "integer_above_max_value",
-        param=f"{name}.seconds",
-    )
+    check_range(f"{name}.seconds", expires_after.seconds, MIN_EXPIRY_SECONDS, MAX_EXPIRY_SECONDS)
 
 
 def expires_at(purpose: str, seconds: int | None, created_at: int) -> int | None:

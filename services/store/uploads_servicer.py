@@ -6,6 +6,7 @@ from typing import Final
 from protos.nightshift.v1 import uploads_pb2, uploads_pb2_grpc
 from services.kit.errors import InvalidRequestError
 from services.kit.interceptors import Call, project_of
+from services.kit.ranges import check_range
 from services.store import part_receiving, receiving, uploading, uploads_repo
 from services.store.completing import Completer
 from services.store.context import Context
@@ -65,15 +66,7 @@ class UploadsServicer(uploads_pb2_grpc.UploadsServicer):
         most = settings.max_upload_bytes
         if request.purpose == "batch":
             most = min(most, settings.max_batch_file_bytes)
-        if not 0 <= request.bytes <= most:
-            below = request.bytes < 0
-            raise InvalidRequestError(
-                f"Invalid 'bytes': integer {'below minimum' if below else 'above maximum'} value. "
-                f"Expected a value {'>= 0' if below else f'<= {most}'}, but got {request.bytes} "
-                "instead.",
-                code="integer_below_min_value" if below else "integer_above_max_value",
-                param="bytes",
-            )
+        check_range("bytes", request.bytes, 0, most)
 
     async def AddUploadPart(
         self, request_iterator: AsyncIterator[uploads_pb2.AddUploadPartRequest], context: Call
