@@ -183,5 +183,6 @@ def _started(
 def _said(log: str) -> str:
     """Return why a store ended: the line that it wrote for people, or else its last one."""
     lines = log.strip().splitlines()
-    spoken = [line for line in lines if line.startswith("nightshift store: ")]
+    prefix = "nightshift store: "
+    spoken = [line.removeprefix(prefix) for line in lines if line.startswith(prefix)]
     return (spoken or lines or ["the store did not start"])[-1]

@@ -104,15 +104,15 @@ def read_secret(path: Path) -> str:
         secret = path.read_text().strip()
     except OSError as error:
         raise SettingsError(
-            f"the services' secret cannot be read from {path.name}: {error.strerror}; "
+            f"the services' secret cannot be read from {path}: {error.strerror}; "
             "NIGHTSHIFT_SECRET_FILE names its file"
         ) from error
     except UnicodeDecodeError:
         # Without its cause, which quotes what it read.
         raise SettingsError(
-            f"the services' secret in {path.name} is no text: make it of letters and digits, such "
+            f"the services' secret in {path} is no text: make it of letters and digits, such "
             "as `openssl rand -hex 32` prints; NIGHTSHIFT_SECRET_FILE names its file"
         ) from None
     if not secret:
-        raise SettingsError(f"the services' secret in {path.name} is empty")
+        raise SettingsError(f"the services' secret in {path} is empty")
     return secret

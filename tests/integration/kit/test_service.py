@@ -102,7 +102,7 @@ def test_a_secret_is_read_without_its_line_end(tmp_path: Path) -> None:
 
 def test_a_secret_that_is_missing_or_empty_is_named_by_its_setting(tmp_path: Path) -> None:
     file = tmp_path / "secret"
-    with pytest.raises(SettingsError, match="NIGHTSHIFT_SECRET_FILE"):
+    with pytest.raises(SettingsError, match=f"{file}: No such.*NIGHTSHIFT_SECRET_FILE"):
         service.read_secret(file)
     file.write_text("\n")
     with pytest.raises(SettingsError, match="empty"):
