@@ -102,21 +102,13 @@ _CHANGE_BITS: Final = (
 )
 _NEW_BITS: Final = bit_blocks.insert()
 _NEW_SEGMENT: Final = segments.insert().inline()
-_COUNTED: Final = (
-    "completed",
-    "failed",
-    "input_tokens",
-    "cached_tokens",
-    "output_tokens",
-    "reasoning_tokens",
-)
 _COUNT: Final = (
     batches.update()
     .where(batches.c.id == sa.bindparam("of_batch"))
     .values(
         version=batches.c.version + 1,
         lines_done=batches.c.lines_done + sa.bindparam("more_lines"),
-        **{name: batches.c[name] + sa.bindparam(f"more_{name}") for name in _COUNTED},
+        **{name: batches.c[name] + sa.bindparam(f"more_{name}") for name in results.COUNTED},
     )
 )
 
@@ -227,7 +219,7 @@ def _write(
         {
             "of_batch": batch_id,
             "more_lines": tally.lines,
-            **{f"more_{name}": getattr(tally, name) for name in _COUNTED},
+            **{f"more_{name}": getattr(tally, name) for name in results.COUNTED},
         },
     )
 

@@ -5,20 +5,13 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from protos.nightshift.v1 import batches_pb2, common_pb2
+from services.store.domain.results import COUNTED
 from services.store.key_tables import api_keys
 from services.store.models import batches
 
 Row = sa.Row[Any]
 
-_SUMMED: Final = (
-    "lines_total",
-    "completed",
-    "failed",
-    "input_tokens",
-    "cached_tokens",
-    "output_tokens",
-    "reasoning_tokens",
-)
+_SUMMED: Final = ("lines_total", *COUNTED)
 
 
 def by_key(connection: sa.Connection, project_id: str) -> list[batches_pb2.KeyUsage]:

@@ -14,19 +14,11 @@ from services.kit.frames import RESULT_RECORD
 from services.store.domain import statement
 from services.store.domain.batch_check import BatchFacts
 from services.store.domain.fault import Fault, spoken
-from services.store.domain.results import BLOCK_BYTES, BLOCK_LINES, Tally, tally
+from services.store.domain.results import BLOCK_BYTES, BLOCK_LINES, COUNTED, Tally, tally
 
 Mask = npt.NDArray[np.bool_]
 
 _BY_HAND: Final = "Stop nightshift, run the statement, and check again."
-_COUNTED: Final = (
-    "completed",
-    "failed",
-    "input_tokens",
-    "cached_tokens",
-    "output_tokens",
-    "reasoning_tokens",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +133,7 @@ class Results:
 
     def _count_faults(self) -> Iterator[Fault]:
         batch, found = self._batch, self._tally
-        right = {"lines_done": found.lines} | {name: getattr(found, name) for name in _COUNTED}
+        right = {"lines_done": found.lines} | {name: getattr(found, name) for name in COUNTED}
         wrong = {name: n for name, n in right.items() if getattr(batch, name) != n}
         if wrong:
             said = ", ".join(f"{name} is {getattr(batch, name)}" for name in wrong)

@@ -18,6 +18,15 @@ from services.kit.frames import FAILED_FLAG, NEVER_RAN_FLAG
 BLOCK_LINES = 4096
 BLOCK_BYTES = BLOCK_LINES // 8
 EMPTY_BLOCK = bytes(BLOCK_BYTES)
+COUNTED = (
+    "completed",
+    "failed",
+    "input_tokens",
+    "cached_tokens",
+    "output_tokens",
+    "reasoning_tokens",
+)
+"""Columns of a batch that are sums over its results, by their names in `Tally`."""
 
 Lines = npt.NDArray[np.uint32]
 Mask = npt.NDArray[np.bool_]
