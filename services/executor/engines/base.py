@@ -187,6 +187,37 @@ def too_deep() -> EngineResponse:
     return refusal("The body is nested too deeply.")
 
 
+def answered(content: dict[str, Any], usage: Usage) -> EngineResponse:
+    """A response with this body, as strict JSON: NaN and infinities (log-probabilities) are null.
+
+    Lone surrogates, which a model may write as escapes into a call's arguments, are replaced. What
+    is nested too deeply to be written, such as tools that an answer repeats, is a refusal.
+    """
+    try:
+        return EngineResponse(200, _json(content), usage)
+    except TypeError:
+        pass
+    try:
+        return EngineResponse(200, _json(_without_surrogates(content)), usage)
+    except (TypeError, RecursionError):
+        return too_deep()
+
+
+def _json(content: Any) -> bytes:
+    return orjson.dumps(content, option=orjson.OPT_NON_STR_KEYS)
+
+
+def _without_surrogates(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, list):
+        return [_without_surrogates(item) for item in value]
+    if isinstance(value, dict):
+        pairs = value.items()
+        return {_without_surrogates(key): _without_surrogates(item) for key, item in pairs}
+    return value
+
+
 def usage_of(body: dict[str, Any]) -> Usage:
     """Token counts of an OpenAI response body (of any endpoint).
 

@@ -16,8 +16,8 @@ from services.executor.engines.base import (
     EngineRequest,
     EngineResponse,
     Usage,
+    answered,
     error_body,
-    too_deep,
 )
 from services.executor.engines.simulated_bodies import (
     rerank_body,
@@ -278,12 +278,7 @@ def _response(
     words = sum(len(text.split()) for text in texts)
     content = _content(texts[-1], faults.output_bytes)
     answer_body = response_body(body, request.request_id, content, words, created)
-    try:
-        raw = orjson.dumps(answer_body)
-    except TypeError:
-        # More than 254 levels of what it repeats of the request.
-        return too_deep()
-    return EngineResponse(200, raw, Usage(words, 0, len(content.split()), 0))
+    return answered(answer_body, Usage(words, 0, len(content.split()), 0))
 
 
 def _scored(request: EngineRequest, body: dict[str, Any], created: int) -> EngineResponse:

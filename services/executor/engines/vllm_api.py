@@ -19,6 +19,7 @@ import orjson
 from services.executor.engines.base import (
     EngineResponse,
     EngineStartError,
+    answered,
     error_body,
     refusal,
     too_deep,
@@ -245,19 +246,17 @@ def response_of(answer: Any) -> EngineResponse:
     if isinstance(answer, find("ErrorResponse")):
         content = answer.model_dump(mode="json")["error"]
         return _error(int(content["code"]), content)
-    content = answer.model_dump(mode="json")
+    try:
+        content = answer.model_dump(mode="json")
+    except ValueError:
+        # Pydantic's bound on levels; an answer may repeat what it was asked, such as tools.
+        return too_deep()
     if any(choice.get("finish_reason") == "abort" for choice in content.get("choices", ())):
         # Never a result, and not the line's fault: 503 is run again, uncounted.
         return EngineResponse(
             503, error_body("The engine aborted the request.", type_="server_error")
         )
-    try:
-        # orjson writes NaN and infinities (log-probabilities) as null.
-        body = orjson.dumps(content, option=orjson.OPT_NON_STR_KEYS)
-    except TypeError:
-        # More than 254 levels: an answer may repeat what it was asked, such as tools.
-        return too_deep()
-    return EngineResponse(200, body, usage_of(content))
+    return answered(content, usage_of(content))
 
 
 def failure(error: Exception) -> EngineResponse:
