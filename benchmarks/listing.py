@@ -6,13 +6,13 @@ an hour. They are copies of one that ran.
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 import sqlalchemy as sa
 
-from benchmarks.processes import Meter, resident_mib
+from benchmarks.processes import Meter, Usage, resident_mib
 from benchmarks.report import Row, at_most, percentile
 from benchmarks.system import Api, Refused, fresh_folder, running_on, simulated_lines
 from benchmarks.workshop import Workshop
@@ -79,7 +79,11 @@ def measure(workshop: Workshop) -> Iterator[Row]:
             for name in ("gateway", "store")
         ),
     )
-    yield Row(
+    yield _memory(usage, before, after)
+
+
+def _memory(usage: Mapping[str, Usage], before: float, after: float) -> Row:
+    return Row(
         bench=NAME,
         what="peak memory of the store while all pages were read",
         value=usage["store"].peak_mib,

@@ -81,13 +81,17 @@ def measure(workshop: Workshop) -> Iterator[Row]:
         unit="s",
         detail=others,
     )
-    for one in usage_of_run:
+    yield from _of_run(usage_of_run, seen.ended_at - completed)
+
+
+def _of_run(usage: list[Usage], seconds: float) -> Iterator[Row]:
+    for one in usage:
         yield Row(
             bench=NAME,
             what=f"peak memory of the {one.name} while its {LINES:,} lines ran",
             value=one.peak_mib,
             unit="MiB",
-            detail=f"{LINES / (seen.ended_at - completed):,.0f} lines/s; the index of the lines "
+            detail=f"{LINES / seconds:,.0f} lines/s; the index of the lines "
             f"has {24 * LINES / 1024**2:.0f} MiB",
         )
 

@@ -87,17 +87,7 @@ class Fleet:
         self._secret_file = Path(
             environment.get("NIGHTSHIFT_SECRET_FILE") or data.ensure_secret()
         ).absolute()
-        self._environment = {
-            **environment,
-            "NIGHTSHIFT_SECRET_FILE": str(self._secret_file),
-            "NIGHTSHIFT_NATS_URL": f"nats://{addresses.nats}",
-            "NIGHTSHIFT_NATS_REPLICAS": "1",
-            "NIGHTSHIFT_DIE_WITH_PARENT": str(os.getpid()),
-            OWNER_VARIABLE: str(data.root),
-            # vLLM titles its processes; this keeps the variables of theirs readable.
-            "SPT_NOENV": "1",
-            "PYTHONPATH": import_path(environment),
-        }
+        self._environment = self._environment_of_children(environment)
         self._nats = self._child(
             "nats",
             (str(nats_server()), "--config", data.nats_config.name),
@@ -126,6 +116,19 @@ class Fleet:
             self._executor(executor, address)
             for executor, address in zip(plan.executors, addresses.executors, strict=True)
         ]
+
+    def _environment_of_children(self, ours: Mapping[str, str]) -> dict[str, str]:
+        return {
+            **ours,
+            "NIGHTSHIFT_SECRET_FILE": str(self._secret_file),
+            "NIGHTSHIFT_NATS_URL": f"nats://{self._addresses.nats}",
+            "NIGHTSHIFT_NATS_REPLICAS": "1",
+            "NIGHTSHIFT_DIE_WITH_PARENT": str(os.getpid()),
+            OWNER_VARIABLE: str(self._data.root),
+            # vLLM titles its processes; this keeps the variables of theirs readable.
+            "SPT_NOENV": "1",
+            "PYTHONPATH": import_path(ours),
+        }
 
     async def start(self) -> None:
         """Start everything; returns when batches can be taken, which waits for no engine.

@@ -84,78 +84,20 @@ class Executor:
         self._identity = identity
         self._engine = engine
         self._bus = bus
+        self._store = store
+        self._clock = clock
+        self._chance = chance
         self._on_ready = on_ready
         self._tasks = Tasks()
         self.attempts = Attempts()
         self._endings = Endings(attempts=self.attempts, store=store, tasks=self._tasks, clock=clock)
+        self._reporter = self._make_reporter()
+        self.runner = self._make_runner()
+        self.presence = self._make_presence()
+        self._registration = self._make_registration()
+        self._supervisor = self._make_supervisor()
         reach = Reach(store, chance)
-        self._reporter = Reporter(
-            store=store,
-            attempts=self.attempts,
-            clock=clock,
-            chance=chance,
-            on_durable=self._endings.finish,
-            on_sealed=lambda one: self._drop([one], work_pb2.DROP_REASON_DONE),
-            on_refused=lambda one: self._drop([one], work_pb2.DROP_REASON_UNSPECIFIED),
-        )
-        self.runner = Runner(
-            attempts=self.attempts,
-            reporter=self._reporter,
-            clock=clock,
-            chance=chance,
-            line_timeout_seconds=identity.line_timeout_seconds,
-            on_death=self._died,
-            # What may end this whole process is known to the store before it does.
-            on_alone=lambda: self._beat_loop.wake(),
-        )
-        self.presence = Presence(
-            executor_id=identity.executor_id,
-            pool_id=identity.pool_id,
-            bus=bus,
-            attempts=self.attempts,
-            runner=self.runner,
-            tasks=self._tasks,
-            clock=clock,
-            on_ready=self._ready,
-        )
-        self._registration = Registration(
-            store=store,
-            pool_id=identity.pool_id,
-            models=identity.models,
-            chance=chance,
-            on_refused=self._refused,
-        )
-        self._supervisor = Supervisor(
-            engine=engine,
-            presence=self.presence,
-            runner=self.runner,
-            endings=self._endings,
-            on_started=lambda: self._registration.present(engine),
-            clock=clock,
-            chance=chance,
-            stall_limit_seconds=identity.stall_limit_seconds,
-        )
-        self._opener = Opener(
-            store=store,
-            attempts=self.attempts,
-            endings=self._endings,
-            runner=self.runner,
-            tasks=self._tasks,
-            reach=reach,
-            clock=clock,
-            chance=chance,
-        )
-        self._puller = ChunkPuller(
-            bus=bus,
-            pool_id=identity.pool_id,
-            attempts=self.attempts,
-            endings=self._endings,
-            opener=self._opener,
-            presence=self.presence,
-            reach=reach,
-            clock=clock,
-            chance=chance,
-        )
+        self._puller = self._make_puller(reach)
         self._keeper = Keeper(
             store=store, attempts=self.attempts, endings=self._endings, reach=reach, clock=clock
         )
@@ -165,6 +107,85 @@ class Executor:
         self._reporter.on_room(self.runner.wake)
         for call in (self.runner.wake, self._puller.wake, self.presence.changed):
             self.attempts.on_change(call)
+
+    def _make_reporter(self) -> Reporter:
+        return Reporter(
+            store=self._store,
+            attempts=self.attempts,
+            clock=self._clock,
+            chance=self._chance,
+            on_durable=self._endings.finish,
+            on_sealed=lambda one: self._drop([one], work_pb2.DROP_REASON_DONE),
+            on_refused=lambda one: self._drop([one], work_pb2.DROP_REASON_UNSPECIFIED),
+        )
+
+    def _make_runner(self) -> Runner:
+        return Runner(
+            attempts=self.attempts,
+            reporter=self._reporter,
+            clock=self._clock,
+            chance=self._chance,
+            line_timeout_seconds=self._identity.line_timeout_seconds,
+            on_death=self._died,
+            # What may end this whole process is known to the store before it does.
+            on_alone=lambda: self._beat_loop.wake(),
+        )
+
+    def _make_presence(self) -> Presence:
+        return Presence(
+            executor_id=self._identity.executor_id,
+            pool_id=self._identity.pool_id,
+            bus=self._bus,
+            attempts=self.attempts,
+            runner=self.runner,
+            tasks=self._tasks,
+            clock=self._clock,
+            on_ready=self._ready,
+        )
+
+    def _make_registration(self) -> Registration:
+        return Registration(
+            store=self._store,
+            pool_id=self._identity.pool_id,
+            models=self._identity.models,
+            chance=self._chance,
+            on_refused=self._refused,
+        )
+
+    def _make_supervisor(self) -> Supervisor:
+        return Supervisor(
+            engine=self._engine,
+            presence=self.presence,
+            runner=self.runner,
+            endings=self._endings,
+            on_started=lambda: self._registration.present(self._engine),
+            clock=self._clock,
+            chance=self._chance,
+            stall_limit_seconds=self._identity.stall_limit_seconds,
+        )
+
+    def _make_puller(self, reach: Reach) -> ChunkPuller:
+        opener = Opener(
+            store=self._store,
+            attempts=self.attempts,
+            endings=self._endings,
+            runner=self.runner,
+            tasks=self._tasks,
+            reach=reach,
+            clock=self._clock,
+            chance=self._chance,
+        )
+        return ChunkPuller(
+            bus=self._bus,
+            pool_id=self._identity.pool_id,
+            attempts=self.attempts,
+            endings=self._endings,
+            opener=opener,
+            presence=self.presence,
+            reach=reach,
+            clock=self._clock,
+            chance=self._chance,
+        )
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Work until `stopping` is set, then drain.
