@@ -17,6 +17,8 @@ from services.kit.addresses import split_address
 from services.kit.parent import stop_with_parent
 from services.kit.settings import SettingsError
 
+_log = log.get_logger(__name__)
+
 DRAIN_SECONDS: Final = 10.0
 """Grace for calls that run when a service is told to stop."""
 
@@ -27,7 +29,8 @@ def run(service: str, serve: Callable[[asyncio.Event], Awaitable[None]]) -> NoRe
     Args:
         service: its name, for logs, traces and metrics.
         serve: holds the service's resources; returns once the event is set and it has drained.
-            A `SettingsError` that it raises becomes one line on standard error and exit 2.
+            A `SettingsError` that it raises becomes one line on standard error and exit 2, anything
+            else an event of the log and exit 1.
     """
     _read_command_line(service)
     try:
@@ -50,6 +53,9 @@ def run(service: str, serve: Callable[[asyncio.Event], Awaitable[None]]) -> NoRe
         uvloop.run(main())
     except SettingsError as error:
         _refuse(service, str(error))
+    except Exception:  # noqa: BLE001 - whatever it is, it is told as a line like any other
+        _log.exception("service_failed")
+        sys.exit(1)
     finally:
         flush_traces()
     sys.exit(0)

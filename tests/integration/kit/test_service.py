@@ -1,5 +1,6 @@
 """A service's process drains when told, ends with its parent, and says what is wrong."""
 
+import json
 import os
 import signal
 import subprocess
@@ -77,6 +78,22 @@ os.kill(os.getpid(), signal.SIGKILL)
     with os.fdopen(reading) as rest:
         # Ends when the last process that can write to it has ended.
         assert rest.read() == "drained\n"
+
+
+def test_a_fault_that_nobody_foresaw_is_an_event_of_the_log_and_status_1() -> None:
+    code = """
+from services.kit import service
+
+async def serve(stopping):
+    raise RuntimeError("no soil")
+
+service.run("plant", serve)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    [line] = [json.loads(line) for line in done.stderr.splitlines()]
+    assert (line["event"], line["service"]) == ("service_failed", "plant")
+    assert "RuntimeError: no soil" in line["exception"]
 
 
 def test_settings_that_do_not_fit_are_one_line_and_status_2() -> None:
