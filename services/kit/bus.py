@@ -27,6 +27,7 @@ from services.kit.streams import (
     WORK_STREAM,
     BusFault,
     BusGone,
+    BusRefusal,
     Layout,
 )
 from services.kit.subjects import durable_of, room_subject, work_subject
@@ -42,6 +43,7 @@ __all__ = [
     "Bus",
     "BusFault",
     "BusGone",
+    "BusRefusal",
     "Delivery",
     "Puller",
     "connect",

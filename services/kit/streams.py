@@ -30,6 +30,9 @@ BusFault: Final = (nats.errors.Error, OSError)
 BusGone: Final = nats.js.errors.NotFoundError
 """Of these, the broker's word that a stream or a consumer is not there, until somebody makes it."""
 
+BusRefusal: Final = nats.js.errors.APIError
+"""Of these, whatever the broker answers: it is there, and may grant what else is asked for."""
+
 # Longer than the longest completion window (7 days): reconciling, not the broker, decides.
 _WORK_MAX_AGE_SECONDS: Final = 8 * 86_400
 _DUPLICATE_WINDOW_SECONDS: Final = 120

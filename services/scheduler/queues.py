@@ -10,7 +10,7 @@ import prometheus_client
 
 from protos.nightshift.v1.dispatch_pb2 import Dispatch, ExecutorBeat
 from services.kit import telemetry
-from services.kit.bus import Bus, BusFault, BusGone
+from services.kit.bus import Bus, BusFault, BusGone, BusRefusal
 from services.kit.clock import Clock
 from services.kit.ids import ChunkId, PoolId
 from services.kit.log import get_logger
@@ -76,10 +76,11 @@ class Queues:
     async def ensure(self, pool_ids: Iterable[PoolId]) -> None:
         """Make what is missing for these pools, and count what waits there.
 
-        After a failure it does nothing for a growing while, in which such pools are not ready.
+        After a failure it does nothing for a growing while, in which such pools are not ready. A
+        queue that the broker refuses to make keeps no other from being made.
 
         Raises:
-            BusFault: the broker does not answer; pools made so far are ready.
+            BusFault: the broker does not answer, or lost its streams; pools made so far are ready.
         """
         wanted = list(pool_ids)
         if self._ready.issuperset(wanted):
@@ -94,16 +95,34 @@ class Queues:
             if not self._streams_stand:
                 await self._bus.ensure_streams()
                 self._streams_stand = True
-            for pool_id in missing:
-                asked = self._clock.monotonic()
-                self._unopened.correct(pool_id, await self._bus.ensure_consumer(pool_id), asked)
-                self._ready.add(pool_id)
+            made = [await self._make_one(pool_id) for pool_id in missing]
         except BusFault:
-            self._streams_stand = False
-            self._ensure_at = self._clock.monotonic() + self._ensure_delay
-            self._ensure_delay = min(2 * self._ensure_delay, _MOST_ENSURE_SECONDS)
+            self._put_off()
             raise
-        self._ensure_delay = _FIRST_ENSURE_SECONDS
+        if all(made):
+            self._ensure_delay = _FIRST_ENSURE_SECONDS
+        else:
+            self._put_off()
+
+    async def _make_one(self, pool_id: PoolId) -> bool:
+        """Make a pool's queue; tell whether the broker did."""
+        asked = self._clock.monotonic()
+        try:
+            waiting = await self._bus.ensure_consumer(pool_id)
+        except BusGone:
+            # So will all others be.
+            raise
+        except BusRefusal as fault:
+            _log.warning("queue_cannot_be_made", pool=pool_id, error=_named(fault))
+            return False
+        self._unopened.correct(pool_id, waiting, asked)
+        self._ready.add(pool_id)
+        return True
+
+    def _put_off(self) -> None:
+        self._streams_stand = False
+        self._ensure_at = self._clock.monotonic() + self._ensure_delay
+        self._ensure_delay = min(2 * self._ensure_delay, _MOST_ENSURE_SECONDS)
 
     async def measure(self) -> dict[PoolId, int]:
         """Return what waits in each ready pool's queue, and correct the counts by it.

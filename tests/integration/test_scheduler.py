@@ -11,6 +11,7 @@ from protos.nightshift.v1 import common_pb2, dispatch_pb2
 from services.kit import bus, rpc
 from services.kit.errors import StaleTermError, UnavailableError
 from services.kit.ids import pool_id_of
+from services.kit.subjects import work_subject
 from services.scheduler.main import serve
 from services.scheduler.settings import SchedulerSettings
 from tests.kit.eventually import eventually
@@ -237,6 +238,26 @@ async def test_a_queue_that_cannot_be_made_is_asked_for_ever_more_rarely(world: 
     assert words > 20
     assert len(asked) <= 10
     await client.close()
+
+
+async def test_a_queue_that_cannot_be_made_keeps_no_other_from_being_made(world: World) -> None:
+    """Such as one whose messages somebody else's consumer is given."""
+    await world.bus._jetstream.add_consumer(
+        bus.WORK_STREAM,
+        nats.js.api.ConsumerConfig(
+            durable_name="somebody",
+            filter_subject=work_subject(POOL),
+            ack_policy=nats.js.api.AckPolicy.EXPLICIT,
+        ),
+    )
+    await world.scheduler("one")
+    async with ScriptedPuller(world.bus, OTHER) as executor:
+        await world.ready("batch_1", 10, OTHER)
+        await eventually(lambda: lines_of(executor) == 10)
+    await world.bus._jetstream.delete_consumer(bus.WORK_STREAM, "somebody")
+    async with ScriptedPuller(world.bus, POOL) as executor:
+        await world.ready("batch_2", 10)
+        await eventually(lambda: lines_of(executor) == 10)
 
 
 async def test_chunks_left_by_a_former_leader_take_room(world: World) -> None:
