@@ -64,6 +64,8 @@ class ExecutorSettings(ServiceSettings):
     def _names_models(self) -> "ExecutorSettings":
         if not self.model_paths:
             raise ValueError("NIGHTSHIFT_EXECUTOR_MODELS names none")
+        if not all(self.model_paths):
+            raise ValueError("NIGHTSHIFT_EXECUTOR_MODELS has an entry without a name")
         if self.engine == "vllm" and not all(self.model_paths.values()):
             raise ValueError("NIGHTSHIFT_EXECUTOR_MODELS must be NAME=PATH for the engine vllm")
         return self

@@ -58,6 +58,7 @@ def test_an_engine_answers_to_all_names_of_its_model(monkeypatch: pytest.MonkeyP
     ("name", "value"),
     [
         ("MODELS", " , "),
+        ("MODELS", "a,=b"),
         ("ENGINE", "other"),
         ("NAME", "a b"),
         ("ENGINE_ARGS", "'unclosed"),
