@@ -1,5 +1,6 @@
 """Models and pools as rows: a known model without a live executor is known all the same."""
 
+import re
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -7,16 +8,28 @@ import sqlalchemy as sa
 
 from protos.nightshift.v1 import models_pb2
 from services.kit.endpoints import ENDPOINTS
-from services.kit.errors import ConflictError, NotFoundError
+from services.kit.errors import ConflictError, InvalidRequestError, NotFoundError
 from services.store.models import models, pools
 
 Row = sa.Row[Any]
+
+# Part of subjects on the bus: one that could not be published to would hold up every other event.
+_POOL_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 def put_pool(
     connection: sa.Connection, pool_id: str, now_at: int, engine_revision: str | None = None
 ) -> None:
-    """Make a pool where it is missing; note the revision of its engines where it is known."""
+    """Make a pool where it is missing; note the revision of its engines where it is known.
+
+    Raises:
+        InvalidRequestError: no pool can have this id.
+    """
+    if _POOL_ID.fullmatch(pool_id) is None:
+        raise InvalidRequestError(
+            f"A pool's id is 1 to 64 of A-Z, a-z, 0-9, '_' and '-', not {pool_id[:100]!r}.",
+            param="pool_id",
+        )
     found = connection.scalar(sa.select(pools.c.id).where(pools.c.id == pool_id))
     if found is None:
         connection.execute(

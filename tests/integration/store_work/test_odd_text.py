@@ -3,8 +3,16 @@
 import orjson
 import pytest
 
-from protos.nightshift.v1 import batches_pb2, common_pb2, files_pb2, models_pb2, uploads_pb2
-from services.kit.errors import NotFoundError
+from protos.nightshift.v1 import (
+    admin_pb2,
+    batches_pb2,
+    common_pb2,
+    files_pb2,
+    models_pb2,
+    uploads_pb2,
+    work_pb2,
+)
+from services.kit.errors import InvalidRequestError, NotFoundError
 from tests.integration.store_work.harness import Store
 from tests.kit.store import DAY_SECONDS, chat_line, our_errors
 
@@ -66,3 +74,18 @@ async def test_a_file_that_does_not_exist_fails_the_batch(store: Store) -> None:
     found = await store.get(batch.id)
     assert found.status == batches_pb2.BATCH_STATUS_FAILED
     assert found.input_file_id == ODD
+
+
+@pytest.mark.parametrize("pool_id", [ODD, "a.b", "a b", "*", ">", "x" * 65])
+async def test_no_pool_has_an_id_that_no_subject_can_hold(store: Store, pool_id: str) -> None:
+    """One event that cannot be published would keep all later ones from being told."""
+    executor = work_pb2.RegisterExecutorRequest(
+        executor_id="e1", incarnation="i1", pool_id=pool_id, models=["odd"]
+    )
+    with pytest.raises(InvalidRequestError), our_errors():
+        await store.work.RegisterExecutor(executor, metadata=store.metadata)
+    model = models_pb2.Model(id="odd", pool_id=pool_id)
+    with pytest.raises(InvalidRequestError), our_errors():
+        await store.admin.PutModels(
+            admin_pb2.PutModelsRequest(models=[model]), metadata=store.metadata
+        )
