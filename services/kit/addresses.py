@@ -21,7 +21,18 @@ def split_address(address: str) -> tuple[str, int]:
         host = host[1:-1]
     elif ":" in host:
         raise ValueError("an IPv6 host stands in brackets, such as [::1]:8000")
+    if not _may_be_host(host):
+        raise ValueError("the host before the port is neither a name nor an address")
     return host, int(port)
+
+
+def _may_be_host(host: str) -> bool:
+    """Tell whether a name can be looked up at all: else whoever calls it would only seem away."""
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        return False
+    return bool(host) and host.isprintable() and " " not in host
 
 
 def parse_addresses(text: str) -> list[tuple[str, int]]:
