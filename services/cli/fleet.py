@@ -25,11 +25,13 @@ _log = get_logger(__name__)
 READY_SECONDS: Final = 120.0
 """Bound on the start: a large database may have to be migrated first."""
 
-_DRAIN_VARIABLE: Final = "NIGHTSHIFT_EXECUTOR_DRAIN_SECONDS"
-_EXECUTOR_DRAIN_SECONDS: Final = 25.0
-"""What an executor gives the lines that run, unless `_DRAIN_VARIABLE` says otherwise."""
-_ENGINE_END_SECONDS: Final = 10.0
-"""What it needs on top: vLLM takes about 5 s to end."""
+_STOP_SECONDS: Final = 15.0
+"""What a child gets to end by itself: a store takes 13 s at most."""
+_GIVEN_SECONDS: Final = {
+    "executor": ("NIGHTSHIFT_EXECUTOR_DRAIN_SECONDS", 25.0),
+    "gateway": ("NIGHTSHIFT_GATEWAY_DRAIN_DELAY_SECONDS", 0.0),
+}
+"""What comes on top: the setting by which a service gives time to others, and its default."""
 
 _SETTINGS_FAULT: Final = 2
 """Exit status of a service whose settings do not fit; starting it again cannot help."""
@@ -227,7 +229,6 @@ class Fleet:
         return self._service(
             "executor",
             name=plan.name,
-            stop_seconds=_executor_stop_seconds(self._environment),
             **({} if plan.gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(plan.gpus)}),
             NIGHTSHIFT_EXECUTOR_NAME=plan.name,
             NIGHTSHIFT_EXECUTOR_LISTEN=str(address),
@@ -243,11 +244,10 @@ class Fleet:
             ),
         )
 
-    def _service(
-        self, service: str, *, name: str = "", stop_seconds: float = 15.0, **settings: str
-    ) -> Child:
+    def _service(self, service: str, *, name: str = "", **settings: str) -> Child:
         command = (sys.executable, "-P", "-m", f"services.{service}.main")
-        return self._child(name or service, command, settings, stop_seconds=stop_seconds)
+        seconds = stop_seconds_of(service, self._environment)
+        return self._child(name or service, command, settings, stop_seconds=seconds)
 
     def _child(
         self,
@@ -256,7 +256,7 @@ class Fleet:
         settings: Mapping[str, str],
         *,
         cwd: Path | None = None,
-        stop_seconds: float = 15.0,
+        stop_seconds: float = _STOP_SECONDS,
     ) -> Child:
         spec = ChildSpec(
             name=name,
@@ -326,12 +326,13 @@ def import_path(environment: Mapping[str, str]) -> str:
     return f"{root}{os.pathsep}{rest}" if rest else root
 
 
-def _executor_stop_seconds(environment: Mapping[str, str]) -> float:
-    drain = _EXECUTOR_DRAIN_SECONDS
-    # What is no number is the executor's to refuse.
+def stop_seconds_of(service: str, environment: Mapping[str, str]) -> float:
+    """Return what a service gets to end by itself before it is killed."""
+    variable, given = _GIVEN_SECONDS.get(service, ("", 0.0))
+    # What is no number is the service's to refuse.
     with contextlib.suppress(ValueError):
-        drain = float(environment.get(_DRAIN_VARIABLE, drain))
-    return drain + _ENGINE_END_SECONDS
+        given = float(environment.get(variable, given))
+    return _STOP_SECONDS + given
 
 
 def nats_server() -> Path:
