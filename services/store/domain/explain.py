@@ -31,6 +31,8 @@ _TITLE: Final = {
     SCORE: "Score",
     RERANK: "Rerank",
 }
+_ELSEWHERE: Final = {"body": ("params",), "custom_id": ("id",), "url": ("endpoint",)}
+"""What other batch services call a line's fields, as `_plain` gives it."""
 _QUOTED_CHARS: Final = 100
 _LISTED_MODELS: Final = 10
 
@@ -248,7 +250,8 @@ def _string(request: dict[str, Any], name: str) -> Iterator[_Fault]:
 
 def _missing(name: str, fields: dict[str, Any], param: str) -> _Fault:
     message = f"Missing required parameter: '{name}'."
-    near = next((key for key in fields if key != name and _plain(key) == _plain(name)), None)
+    meant = (_plain(name), *_ELSEWHERE.get(name, ()))
+    near = next((key for key in fields if key != name and _plain(key) in meant), None)
     if near is not None:
         message += f" The key {_quote(near)} is near it: write '{name}'."
     return "missing_required_parameter", message, param

@@ -124,6 +124,12 @@ def test_a_sound_file() -> None:
             "custom_id",
             "The key 'customId' is near it",
         ),
+        (
+            request(body=DROP, params={"model": "m"}),
+            "missing_required_parameter",
+            "body",
+            "The key 'params' is near it: write 'body'.",
+        ),
     ],
 )
 def test_one_fault_on_line_3(line: bytes, code: str, param: str | None, says: str) -> None:
