@@ -16,9 +16,10 @@ import sqlalchemy as sa
 from services.kit.frames import FAILED_FLAG, FRAME_BYTES, NEVER_RAN_FLAG, RESULT_RECORD
 from services.kit.result_line import BATCH_CANCELLED, BATCH_EXPIRED, RESULT_LOST
 from services.store import input_lines, results_repo, salvage
-from services.store.blobs.base import BlobMissingError
+from services.store.blobs.base import BlobDamagedError, BlobMissingError
 from services.store.context import Context
 from services.store.domain import output, results
+from services.store.domain.result_lines import are_lines, is_line
 from services.store.domain.results import BLOCK_LINES, Range, Records
 from services.store.domain.state import BatchStatus
 from services.store.input_reader import InputReader
@@ -238,9 +239,8 @@ class _Payloads:
                 continue
             segment = active[number]
             if segment.size > _LOAD_BYTES:
-                for piece_offset, size in _pieces(offset, length):
-                    assert segment.blob is not None  # only blobs are that large
-                    yield await self._read(segment.blob, piece_offset, size)
+                async for piece in self._long(segment, offset, length):
+                    yield piece
                 continue
             payload = self._kept.get(segment.id)
             if payload is None:
@@ -248,6 +248,17 @@ class _Payloads:
                 payload = self._kept[segment.id]
             self._kept.move_to_end(segment.id)
             yield memoryview(payload)[offset : offset + length]
+
+    async def _long(self, segment: _Segment, offset: int, length: int) -> AsyncIterator[bytes]:
+        """Yield one line of a segment that is larger than what is kept."""
+        assert segment.blob is not None  # only blobs are that large
+        left = length
+        for piece_offset, size in _pieces(offset, length):
+            piece = await self._read(segment.blob, piece_offset, size)
+            begin, left = piece if left == length else None, left - size
+            if not is_line(begin, None if left else piece):
+                raise BlobDamagedError(segment.blob)
+            yield piece
 
     async def _read(self, name: str, offset: int, size: int) -> bytes:
         """Read as much as there must be: a blob cut short by a fault must not shorten results."""
@@ -266,7 +277,11 @@ class _Payloads:
             loaded.update((row.id, row.payload) for row in found)
         for each in wanted:
             if each.blob is not None:
-                loaded[each.id] = await self._read(each.blob, 0, each.size)
+                payload = await self._read(each.blob, 0, each.size)
+                # Else what lies there in its place would be given out as results.
+                if not are_lines(each.records, payload):
+                    raise BlobDamagedError(each.blob)
+                loaded[each.id] = payload
         self.keep(loaded)
 
     def keep(self, loaded: Mapping[int, bytes]) -> None:

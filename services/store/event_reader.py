@@ -23,10 +23,11 @@ from services.kit.ids import ProjectId
 from services.kit.log import get_logger
 from services.kit.result_line import never_ran
 from services.store import batches_repo, events_repo, files_repo, losses, pools_repo
-from services.store.blobs.base import BlobMissingError, Blobs
+from services.store.blobs.base import BlobDamagedError, BlobMissingError, Blobs
 from services.store.context import Context
 from services.store.domain import event_cursor
 from services.store.domain.event_cursor import START, Cursor, InFile, Live, Part
+from services.store.domain.result_lines import is_line
 from services.store.domain.results import Records
 from services.store.domain.state import TERMINAL
 from services.store.domain.waiting import NOTHING, Explanation
@@ -313,7 +314,7 @@ async def _compose(segments: _Segments, cursor: Live, blobs: Blobs) -> _Told:
             if left > room and told.lines:
                 return told
             size = min(left, PAGE_BYTES)
-            told.lines.append(await source.read(start + begun, size))
+            told.lines.append(await source.line(start + begun, size, begun=begun, left=left))
             if size < left:
                 told.at = Live(segment.version, told.at.lines, begun + size)
                 return told
@@ -336,7 +337,20 @@ class _Source:
         ends = segment.records["offset"].astype(np.int64) + segment.records["length"]
         self._end = int(ends.max())
 
-    async def read(self, offset: int, length: int) -> bytes:
+    async def line(self, offset: int, length: int, *, begun: int, left: int) -> bytes:
+        """Read `length` bytes of a line of which `begun` were read before, and `left` are left.
+
+        Raises:
+            BlobMissingError: there are none, or they are not of a line.
+        """
+        piece = await self._read(offset, length)
+        if self._blob is not None and not is_line(
+            None if begun else piece, piece if length == left else None
+        ):
+            raise BlobDamagedError(self._blob)
+        return piece
+
+    async def _read(self, offset: int, length: int) -> bytes:
         at = offset - self._start
         if self._blob is not None and not 0 <= at <= len(self._window) - length:
             wanted = min(max(length, PAGE_BYTES), self._end - offset)

@@ -193,7 +193,7 @@ class Finalizer:
                 raise
             receiving.give_up(self._context, parts.drop())
             losses = await salvage.look(self._context, batch)
-            if isinstance(missing, BlobDamagedError):
+            if isinstance(missing, BlobDamagedError) and missing.name in _input_blobs(batch):
                 losses = replace(losses, input=True)
             elif not losses.blobs:
                 # It is there again.
@@ -312,6 +312,10 @@ class Finalizer:
             pool_id=batch.pool_id or "",
         )
         outbox.emit(connection, event, ProjectId(batch.project_id), now_ms)
+
+
+def _input_blobs(batch: Row) -> set[str]:
+    return {name for name, _ in batch.input_parts or ()}
 
 
 def _words(error: Exception) -> str:

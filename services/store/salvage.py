@@ -15,6 +15,7 @@ from services.store.blobs.base import BlobDamagedError, BlobMissingError, Blobs
 from services.store.context import Context
 from services.store.domain import results
 from services.store.domain.line_index import LineIndex
+from services.store.domain.result_lines import are_lines, is_line
 from services.store.domain.results import Range
 from services.store.domain.state import BatchStatus
 from services.store.input_reader import InputReader, Parts
@@ -26,6 +27,9 @@ CONFIRM_SECONDS: Final = 2.0
 """What is missing is looked for once more after so long; only then it counts as lost."""
 _AT_ONCE: Final = 8
 _PAGE: Final = 256
+_READ_BYTES: Final = 4 * 1024 * 1024
+"""A segment that is no longer is read whole, to see that it holds lines."""
+_BEGIN_BYTES: Final = 64
 _UNNAMED_AT_ONCE: Final = 4_096
 
 _BLOBS: Final = (
@@ -97,6 +101,7 @@ class _Wanted:
     size: int
     results: int = 0
     completed: int = 0
+    records: npt.NDArray[Any] | None = None
 
 
 async def look(context: Context, batch: Row) -> Losses:
@@ -142,11 +147,12 @@ def _wanted(row: Row) -> _Wanted:
         int((records["offset"].astype(np.int64) + records["length"]).max()),
         len(records),
         int((~refused).sum()),
+        records,
     )
 
 
 async def _missing(blobs: Blobs, wanted: Sequence[_Wanted]) -> list[_Wanted]:
-    """Those that are not there, or are shorter than they must be."""
+    """Those that are not there, are shorter than they must be, or hold something else."""
     found: list[_Wanted] = []
     for start in range(0, len(wanted), _AT_ONCE):
         some = wanted[start : start + _AT_ONCE]
@@ -157,10 +163,25 @@ async def _missing(blobs: Blobs, wanted: Sequence[_Wanted]) -> list[_Wanted]:
 
 async def _is_there(blobs: Blobs, wanted: _Wanted) -> bool:
     try:
-        last = await blobs.read(wanted.name, max(0, wanted.size - 1), 1)
+        if wanted.records is None:
+            last = await blobs.read(wanted.name, max(0, wanted.size - 1), 1)
+            return bool(last) or not wanted.size
+        return await _holds_lines(blobs, wanted.name, wanted.size, wanted.records)
     except BlobMissingError:
         return False
-    return bool(last) or not wanted.size
+
+
+async def _holds_lines(blobs: Blobs, name: str, size: int, records: npt.NDArray[Any]) -> bool:
+    if size <= _READ_BYTES:
+        content = await blobs.read(name, 0, size)
+        return len(content) == size and are_lines(records, content)
+    # Of few lines, or even one.
+    for offset, length in records[["offset", "length"]].tolist():
+        begin = await blobs.read(name, offset, min(length, _BEGIN_BYTES))
+        end = await blobs.read(name, offset + length - 1, 1)
+        if not is_line(begin, end):
+            return False
+    return True
 
 
 # --- custom ids of what is left of the input ------------------------------------------------------

@@ -26,6 +26,7 @@ from services.store.domain.chunk_check import (
     chunk_faults,
 )
 from services.store.domain.cut_check import Cut, ModelFacts
+from services.store.domain.end_check import BEGIN
 from services.store.domain.fault import Fault, spoken
 from services.store.domain.line_index import IndexFormatError, LineIndex
 from services.store.domain.result_check import Results, SegmentFacts, end_of
@@ -196,6 +197,7 @@ def _payload_faults(
         line
         for line, offset, length in records[["line", "offset", "length"]].tolist()
         if payload.find(b"\n", offset, offset + length) != offset + length - 1
+        or not payload.startswith(BEGIN, offset)
     ]
     if wrong:
         yield Fault(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from protos.nightshift.v1 import batches_pb2
+from protos.nightshift.v1 import batches_pb2, work_pb2
 from services.kit.errors import LostError, NotFoundError, UnavailableError
 from services.store.models import blobs, files, segments
 from services.store.results_repo import INLINE_BYTES
@@ -22,6 +22,7 @@ from tests.integration.store_work.losing import (
     taken,
     told_lines,
 )
+from tests.integration.store_work.worker import frame
 from tests.kit import uploads
 from tests.kit.store import chat_line
 
@@ -38,6 +39,7 @@ CANCELLED = batches_pb2.BATCH_STATUS_CANCELLED
 COMPLETED = batches_pb2.BATCH_STATUS_COMPLETED
 FINALIZING = batches_pb2.BATCH_STATUS_FINALIZING
 DAY = 86_400
+MIB = 1024 * 1024
 
 
 # --- results ------------------------------------------------------------------------------------
@@ -88,6 +90,66 @@ async def test_results_that_are_lost_end_as_errors(store: Store, end: int, cut_s
     await store.turn()
     await store.sweeper.run_once()
     assert await checked(store) == []
+
+
+@pytest.mark.parametrize("end", [CANCELLED, COMPLETED])
+@pytest.mark.parametrize("long", [False, True])
+async def test_what_has_the_size_of_results_and_is_something_else_is_not_given_out(
+    store: Store, end: int, long: bool
+) -> None:
+    """Content has no checksums, but every line of ours begins and ends as such."""
+    batch_id = await store.batch(2)
+    _, token = await opened(store, batch_id, 2)
+    if long:
+        await finish_long(store, token, batch_id)
+    else:
+        await store.finish(token, [0], batch_id, answer="x" * INLINE_BYTES)
+    await store.finish(token, [1], batch_id)
+    query = sa.select(segments.c.blob).where(segments.c.blob.is_not(None))
+    ((name,),) = await store.sql(query)
+    content = await taken(store, name)
+    # As a disk gives that lost the block which the line ends in.
+    await put_back(store, name, content[:-4096] + bytes(4096))
+    with pytest.raises(LostError) as told:
+        await told_lines(store, batch_id)
+    assert told.value.code == "results_lost"
+    await store.turn()
+    batch = await store.get(batch_id)
+    assert batch.status == FINALIZING
+    assert name in batch.nightshift.reason
+    assert [each["blob"] for each in await checked(store)] == [""]
+    if end == COMPLETED:
+        await taken(store, name)
+        await put_back(store, name, content)
+        store.clock.advance(5)
+    else:
+        await store.cancel(batch_id)
+    await store.turn()
+    batch = await store.get(batch_id)
+    assert batch.status == end
+    output, error = await store.end_files(batch_id)
+    there = ["r0", "r1"] if end == COMPLETED else ["r1"]
+    assert [line["custom_id"] for line in output] == there
+    assert [line["custom_id"] for line in output + error if line["error"]] == (
+        [] if end == COMPLETED else ["r0"]
+    )
+    assert [each.code for each in batch.errors] == ([] if end == COMPLETED else ["results_lost"])
+
+
+async def finish_long(store: Store, token: str, batch_id: str) -> None:
+    """Send a result of line 0 that is longer than what is kept of a segment, in pieces."""
+    whole = frame(token, batch_id, [0], answer="x" * (5 * MIB))
+    pieces = [
+        work_pb2.AppendResultsRequest(
+            token=token,
+            frame=1,
+            records=b"" if start else whole.records,
+            payload=whole.payload[start : start + MIB],
+            more=start + MIB < len(whole.payload),
+        )
+        for start in range(0, len(whole.payload), MIB)
+    ]
+    await store.append(*pieces)
 
 
 async def test_a_batch_that_waits_for_its_results_ends_on_time(store: Store) -> None:

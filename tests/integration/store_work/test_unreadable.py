@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from protos.nightshift.v1 import batches_pb2
 from services.kit.errors import LostError, UnavailableError
-from services.store.models import files, segments
+from services.store.models import batches, files, segments
 from services.store.results_repo import INLINE_BYTES
 from tests.integration.store_work.harness import Store
 from tests.integration.store_work.losing import checked, input_of, opened, refused, soon, taken
@@ -120,6 +120,10 @@ async def test_results_that_cannot_be_read_keep_their_batch_from_ending(store: S
             await store.turn()
             assert (await store.get(batch_id)).status == FINALIZING
             assert is_told(await reason(store, batch_id), name)
+            # People have to mend it, so that it is tried ever less often.
+            query = sa.select(batches.c.retry_ms).where(batches.c.id == batch_id)
+            ((retry_ms,),) = await store.sql(query)
+            assert retry_ms - store.context.now_ms() == pause * 1000
             store.clock.advance(pause)
         assert (await store.get(sound)).status == COMPLETED
     await store.turn()
