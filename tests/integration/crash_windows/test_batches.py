@@ -112,18 +112,20 @@ async def validation_given_up(world: World) -> Check:
 async def validation_put_off(world: World) -> Check:
     """An input that cannot be read just now is judged once it can be."""
     batch_id = await left_validating(world, "batch.start:before")
-    (index,) = (each for each in world.blobs() if each.parent.name == "index")
-    whole = index.read_bytes()
+    # The index alone would be made again.
+    stored = {each: each.read_bytes() for each in world.blobs()}
 
     def damage() -> None:
-        index.unlink()
-        # It is there, and the disk does not give it.
-        index.mkdir()
+        for each in stored:
+            each.unlink()
+            # It is there, and the disk does not give it.
+            each.mkdir()
 
     await world.arm(damage)
     await world.until(lambda: world.reached)
-    index.rmdir()
-    index.write_bytes(whole)
+    for each, whole in stored.items():
+        each.rmdir()
+        each.write_bytes(whole)
     await world.until(lambda: hands.status_is(world, batch_id, IN_PROGRESS))
 
     async def check() -> None:
