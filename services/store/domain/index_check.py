@@ -71,6 +71,8 @@ def line_fault(
     if record["flags"] & TOO_LONG:
         return None
     indexer = LineIndexer(max_lines=1, max_line_bytes=max(1, len(line)), key=b"")
+    # A line that is not the file's first keeps the mark that it begins with.
+    indexer.feed(b"\n")
     indexer.feed(line)
     found = indexer.finish()
     if not len(found.records) or found.records[0]["flags"] != record["flags"]:
