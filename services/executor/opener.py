@@ -74,6 +74,9 @@ class Opener:
             },
         )
         async with self._opening:
+            if attempt.closed:
+                # Ended while it waited: opened now, it would be held until somebody hands it back.
+                return
             if self._clock.monotonic() - attempt.kept_at > STALE_SECONDS:
                 self._endings.let_go(attempt)
                 return

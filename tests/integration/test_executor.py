@@ -1,6 +1,8 @@
 """The executor at its work, with the simulated engine."""
 
+import asyncio
 import time
+from typing import Any
 
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
@@ -8,10 +10,11 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from protos.nightshift.v1 import dispatch_pb2
-from services.executor import reporter
+from services.executor import opener, reporter
 from services.executor.engines.simulated import SimulatedEngine
 from services.kit import telemetry
 from services.kit.frames import FAILED_FLAG, FRAME_BYTES
+from services.kit.subjects import event_subject
 from tests.kit.eventually import eventually
 from tests.kit.executor_fleet import POOL, Fleet, fleet, lines
 from tests.kit.scripted_store import chat_line
@@ -222,6 +225,35 @@ async def test_a_chunk_is_a_span_of_its_batchs_trace(
         "ReadLines",
     }
     provider.shutdown()
+
+
+async def test_what_ended_while_it_waited_is_not_opened(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opener, "OPEN_AT_ONCE", 1)
+    answered, enter = asyncio.Event(), fleet.work._enter
+
+    async def slowly(name: str, request: Any, context: Any) -> None:
+        await enter(name, request, context)
+        if name == "OpenAttempt":
+            await answered.wait()
+
+    monkeypatch.setattr(fleet.work, "_enter", slowly)
+    for batch_id in ("batch_a", "batch_b"):
+        chunk = fleet.work.add_chunk(lines(1), pool_id=POOL, batch_id=batch_id)
+        await fleet.publish(chunk)
+    executor = await fleet.start()
+    [opened] = await eventually(lambda: fleet.work.named("OpenAttempt"))
+    await eventually(lambda: len(executor.attempts) == 2)
+    [waits] = [one for one in executor.attempts if one.dispatch.chunk_id != opened.chunk_id]
+    event = dispatch_pb2.Event(
+        kind=dispatch_pb2.EVENT_KIND_BATCH_CANCELLING, batch_id=waits.dispatch.batch_id
+    )
+    await fleet.bus.publish_event(event_subject(event), event.SerializeToString(), "cancel")
+    await eventually(lambda: waits.closed)
+    answered.set()
+    await fleet.settled()
+    assert [one.chunk_id for one in fleet.work.named("OpenAttempt")] == [opened.chunk_id]
 
 
 @pytest.mark.slow
