@@ -260,16 +260,22 @@ def show_answers(requests: Sequence[Request], results: dict[str, dict[str, Any]]
     say("Some of the answers")
     asked = {line["custom_id"]: line["body"]["messages"][-1]["content"] for line in requests}
     for custom_id in _SHOWN:
-        answer = results[custom_id]["response"]["body"]["choices"][0]["message"]["content"]
-        detail(f"{custom_id}: {_one_line(asked[custom_id])}")
-        detail(f"  -> {_one_line(answer)}")
+        # One that a model of the user's own refuses is among those below.
+        if _answered(results[custom_id]):
+            answer = results[custom_id]["response"]["body"]["choices"][0]["message"]["content"]
+            detail(f"{custom_id}: {_one_line(asked[custom_id])}")
+            detail(f"  -> {_one_line(answer or '')}")
     say("The lines that failed, from the error file")
     for custom_id, result in results.items():
-        response = result["response"]
-        if response is None or response["status_code"] >= 300:
+        if not _answered(result):
+            response = result["response"]
             error = result["error"] or response["body"]["error"]
             status = f"HTTP {response['status_code']}: " if response else ""
             detail(f"{custom_id}: {status}{_one_line(error['message'])}")
+
+
+def _answered(result: dict[str, Any]) -> bool:
+    return result["response"] is not None and result["response"]["status_code"] < 300
 
 
 def _one_line(text: str, width: int = 100) -> str:
@@ -306,7 +312,8 @@ def run(engine: str, model: str | None) -> None:
         say("Speed, from upload to the end of the batch")
         detail(f"one batch:     {batched}")
         detail(f"one at a time: {single}")
-        detail(f"ratio:         {batched.tokens_per_second / single.tokens_per_second:.1f}")
+        if single.tokens:
+            detail(f"ratio:         {batched.tokens_per_second / single.tokens_per_second:.1f}")
 
 
 @click.command()
