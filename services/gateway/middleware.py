@@ -1,7 +1,7 @@
 """What every HTTP request passes through, outermost first: identity, then errors."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import prometheus_client
@@ -143,17 +143,23 @@ class ErrorMiddleware:
 async def framework_error(request: Request, raised: Exception) -> Response:
     """Answer what Starlette itself refuses: an unknown route, or a wrong method."""
     assert isinstance(raised, HTTPException)
-    return error_response(_of_framework(request.scope, raised), headers=raised.headers)
+    headers = dict(raised.headers or {})
+    if "Allow" in headers:
+        # Of a set, so that each process would have an order of its own.
+        headers["Allow"] = ", ".join(sorted(headers["Allow"].split(", ")))
+    return error_response(_of_framework(request.scope, raised, headers), headers=headers)
 
 
-def _of_framework(scope: Scope, raised: HTTPException) -> NightshiftError:
+def _of_framework(
+    scope: Scope, raised: HTTPException, headers: Mapping[str, str]
+) -> NightshiftError:
     method = scope["method"] if scope["method"] in _METHODS else "?"
     path = scope["path"][:500]
     match raised.status_code:
         case 404:
             return NotFoundError(f"Invalid URL ({method} {path})")
         case 405:
-            allowed = dict(raised.headers or {}).get("Allow", "")
+            allowed = headers.get("Allow", "")
             return MethodNotAllowedError(
                 f"Not allowed to {method} on {path}. (HINT: it takes {allowed}.)",
                 code="method_not_supported",
