@@ -2,8 +2,10 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
+
+import sqlalchemy as sa
 
 from services.kit import telemetry
 from services.kit.errors import NotFoundError
@@ -40,6 +42,34 @@ class _InputAwaitedError(Exception):
         self.fault = fault
 
 
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A batch that waits to be validated, with what it is held against.
+
+    `file` is None where it is unknown, deleted, expired or another project's.
+    """
+
+    row: batches_repo.Row
+    file: files_repo.Row | None
+    models: Sequence[models_repo.Row]
+
+
+def _waiting(connection: sa.Connection, now_ms: int) -> list[_Waiting]:
+    """All that is read of a few batches, since a trip to a reader's thread costs more than this."""
+    rows = batches_repo.to_validate(connection, _AT_ONCE, now_ms)
+    models = models_repo.list_all(connection) if rows else []
+    return [_Waiting(row, _file_of(connection, row, now_ms // 1000), models) for row in rows]
+
+
+def _file_of(
+    connection: sa.Connection, row: batches_repo.Row, now_at: int
+) -> files_repo.Row | None:
+    try:
+        return files_repo.get(connection, row.input_file_id, ProjectId(row.project_id), now_at)
+    except NotFoundError:
+        return None
+
+
 class Validator:
     """Moves batches from `validating` to `in_progress` or `failed`."""
 
@@ -62,13 +92,14 @@ class Validator:
         judged = 0
         more = True
         while more:
-            rows, more = await self._next()
-            if not rows:
+            found, more = await self._next()
+            if not found:
                 break
             outcomes = await asyncio.gather(
-                *(self._judge(row) for row in rows), return_exceptions=True
+                *(self._judge(each) for each in found), return_exceptions=True
             )
-            for row, outcome in zip(rows, outcomes, strict=True):
+            for each, outcome in zip(found, outcomes, strict=True):
+                row = each.row
                 if isinstance(outcome, BaseException):
                     fault = outcome.fault if isinstance(outcome, _InputAwaitedError) else None
                     if fault is None:
@@ -81,26 +112,24 @@ class Validator:
             self._context.wake("events")
         return judged
 
-    async def _next(self) -> tuple[Sequence[batches_repo.Row], bool]:
+    async def _next(self) -> "tuple[Sequence[_Waiting], bool]":
         """Return what to validate now, in order, and whether there may be more.
 
         A try is counted before it begins, but only of a batch that waited when this store began:
         one of those may have ended the store before. They go one by one.
         """
         now_ms = self._context.now_ms()
-        rows = await self._context.db.read(
-            lambda connection: batches_repo.to_validate(connection, _AT_ONCE, now_ms)
-        )
-        if not rows:
-            return rows, False
+        found = await self._context.db.read(lambda connection: _waiting(connection, now_ms))
+        if not found:
+            return found, False
         last = await self._seq_at_start()
-        first = rows[0]
+        first = found[0].row
         if first.tries == 0 and first.seq > last:
-            new = [row for row in rows if row.tries == 0]
+            new = [each for each in found if each.row.tries == 0]
             # Whoever creates one wakes this loop once it is committed.
-            return new, len(rows) == _AT_ONCE or len(new) < len(rows)
+            return new, len(found) == _AT_ONCE or len(new) < len(found)
         if first.tries >= MOST_VALIDATIONS:
-            return [first], True
+            return found[:1], True
         await self._context.db.write(
             "validate.claim",
             lambda connection: batches_repo.put_off(
@@ -110,7 +139,7 @@ class Validator:
                 until_ms=now_ms + wait_ms(first.tries + 1),
             ),
         )
-        return [first], True
+        return found[:1], True
 
     async def _seq_at_start(self) -> int:
         """Return the number of the last batch that was there at this store's first turn."""
@@ -128,12 +157,13 @@ class Validator:
             ),
         )
 
-    async def _judge(self, row: batches_repo.Row) -> None:
+    async def _judge(self, waiting: "_Waiting") -> None:
+        row = waiting.row
         with telemetry.span_of("validate", row.traceparent, batch=row.id):
             if row.tries >= MOST_VALIDATIONS:
                 await self._give_up(row)
                 return
-            found = await self._check(row)
+            found = await self._check(waiting)
         if isinstance(found, batches_repo.Input):
             await self._context.db.write(
                 "batch.start",
@@ -157,22 +187,13 @@ class Validator:
             lambda connection: batches_repo.fail(connection, row.id, [_UNCHECKED], now_ms),
         )
 
-    async def _check(self, row: batches_repo.Row) -> batches_repo.Input | _Errors:
-        project_id = ProjectId(row.project_id)
-        now_at = self._context.now_ms() // 1000
-        try:
-            # Together, since each trip to a reader's thread costs as much as its statement.
-            file, models = await self._context.db.read(
-                lambda connection: (
-                    files_repo.get(connection, row.input_file_id, project_id, now_at),
-                    models_repo.list_all(connection),
-                )
-            )
-        except NotFoundError:
+    async def _check(self, waiting: "_Waiting") -> batches_repo.Input | _Errors:
+        row, file = waiting.row, waiting.file
+        if file is None:
             return [
                 _file_error(
-                    f"Cannot find file {row.input_file_id}, or project {project_id} does not have "
-                    "access to it."
+                    f"Cannot find file {row.input_file_id}, or project {row.project_id} does not "
+                    "have access to it."
                 )
             ]
         if file.purpose != "batch":
@@ -185,7 +206,7 @@ class Validator:
         if file.index_blob is None:
             return [_file_error(f"The file {file.id} is too large for a batch; split it.")]
         try:
-            return await self._check_lines(row, file, models)
+            return await self._check_lines(row, file, waiting.models)
         except BlobMissingError as error:
             _log.error("input_missing", batch=row.id, file=file.id, blob=error.name)
             words = losses.input_words(file.id, error)
