@@ -52,6 +52,11 @@ def _rows_of(key: sa.Column[Any]) -> tuple[sa.Select[tuple[Any]], sa.Delete]:
     table = key.table
     assert isinstance(table, sa.Table)
     of_batch = table.c.batch_id == sa.bindparam("of_batch")
+    if table is attempts:
+        # Closed ones have no index of batches.
+        of_batch = attempts.c.chunk_id.in_(
+            sa.select(chunks.c.id).where(chunks.c.batch_id == sa.bindparam("of_batch"))
+        )
     return (
         sa.select(key).where(of_batch).limit(ROWS_AT_ONCE),
         table.delete().where(of_batch, key.in_(sa.bindparam("keys", expanding=True))),

@@ -10,11 +10,9 @@ from services.kit.errors import NotFoundError
 from services.kit.ids import FileId, ProjectId
 from services.store import blobs_repo
 from services.store.context import next_seq
-from services.store.models import batches, files
+from services.store.models import OPEN_WHERE, batches, files
 
 Row = sa.Row[Any]
-
-_OPEN = ("validating", "in_progress", "finalizing", "cancelling")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,17 +142,28 @@ def delete(connection: sa.Connection, file_id: str, project_id: ProjectId, now_a
         raise NotFoundError(f"No such File object: {file_id}", param="id")
 
 
-def purge(connection: sa.Connection, now_at: int, limit: int) -> int:
-    """Doom the blobs of files that are gone and that no open batch needs; return how many files."""
-    in_use = sa.exists().where(batches.c.input_file_id == files.c.id, batches.c.status.in_(_OPEN))
+def _to_purge(now_at: int) -> sa.ColumnElement[bool]:
+    """Gone, its blobs not given up, and no open batch needs them."""
+    # Word for word the condition of an index, so that ended batches are not looked at.
+    in_use = sa.select(batches.c.input_file_id).where(sa.text(OPEN_WHERE))
+    return sa.and_(
+        files.c.purged_at.is_(None),
+        sa.or_(files.c.deleted_at.is_not(None), files.c.expires_at <= now_at),
+        files.c.id.not_in(in_use),
+    )
+
+
+def to_purge(connection: sa.Connection, now_at: int, limit: int) -> list[str]:
+    """Return ids of files that are gone and that no open batch needs; looks at all files."""
+    return list(connection.scalars(sa.select(files.c.id).where(_to_purge(now_at)).limit(limit)))
+
+
+def purge(connection: sa.Connection, file_ids: Sequence[str], now_at: int) -> int:
+    """Doom the blobs of those of these files that may still go; return how many files."""
     gone = connection.execute(
-        sa.select(files.c.id, files.c.parts, files.c.index_blob)
-        .where(
-            files.c.purged_at.is_(None),
-            sa.or_(files.c.deleted_at.is_not(None), files.c.expires_at <= now_at),
-            ~in_use,
+        sa.select(files.c.id, files.c.parts, files.c.index_blob).where(
+            files.c.id.in_(file_ids), _to_purge(now_at)
         )
-        .limit(limit)
     ).all()
     for row in gone:
         names = [name for name, _ in row.parts]

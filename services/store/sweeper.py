@@ -44,7 +44,6 @@ class Sweeper:
         steps: tuple[tuple[str, Callable[[sa.Connection], object]], ...] = (
             ("sweep.doom_abandoned", lambda connection: _forget_lapsed(connection, now_ms)),
             ("sweep.expire_upload", lambda connection: uploads_repo.expire_one(connection, now_at)),
-            ("sweep.purge_file", lambda connection: files_repo.purge(connection, now_at, _AT_ONCE)),
             (
                 "sweep.forget_keys",
                 lambda connection: idempotency_repo.forget_old(connection, now_ms, _ROWS_AT_ONCE),
@@ -60,19 +59,46 @@ class Sweeper:
                     pass
             except Exception as error:  # noqa: BLE001 - the others have nothing to do with it
                 errors.append(error)
+        try:
+            await self._purge_files(now_at)
+        except Exception as error:  # noqa: BLE001 - likewise
+            errors.append(error)
         deleted += await self._delete_doomed(errors)
         if errors:
             raise ExceptionGroup("not all could be swept", errors)
         return deleted
 
+    async def _purge_files(self, now_at: int) -> None:
+        """Give up the blobs of files that are gone.
+
+        A reader looks for them, among all files that ever were: the writer would keep everybody
+        waiting meanwhile.
+        """
+        while file_ids := await self._context.db.read(
+            lambda connection: files_repo.to_purge(connection, now_at, _ROWS_AT_ONCE)
+        ):
+            purged = 0
+            for start in range(0, len(file_ids), _AT_ONCE):
+                some = file_ids[start : start + _AT_ONCE]
+                purged += await self._context.db.write(
+                    "sweep.purge_file",
+                    lambda connection, some=some: files_repo.purge(connection, some, now_at),  # type: ignore[misc]  # bound now
+                )
+            if not purged:
+                return
+
     async def _delete_doomed(self, errors: list[Exception]) -> int:
         deleted = failed = 0
         last = ""
+        # Each look puts all that are doomed in order, so that many are taken from one.
+        found: list[blobs_repo.Doomed] = []
         while failed < _FAILED_PAGES:
             try:
-                doomed = await self._deletable(last)
-                if not doomed:
+                if not found:
+                    found = await self._deletable(last)
+                if not found:
                     break
+                doomed, found = found[:_AT_ONCE], found[_AT_ONCE:]
                 names = [name for name, _ in doomed]
                 last = names[-1]
                 await self._context.blobs.delete("sweep.delete_blob", *names)
@@ -90,7 +116,7 @@ class Sweeper:
         late_ms = self._context.blobs.late_seconds * 1000
         return await self._context.db.read(
             lambda connection: blobs_repo.deletable(
-                connection, after, _AT_ONCE, now_ms=self._context.now_ms(), late_ms=late_ms
+                connection, after, _ROWS_AT_ONCE, now_ms=self._context.now_ms(), late_ms=late_ms
             )
         )
 
