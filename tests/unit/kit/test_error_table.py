@@ -61,8 +61,9 @@ def key_of(kind: type[NightshiftError]) -> Key:
 
 
 def codes_raised() -> Iterator[tuple[Key, str]]:
-    """Return row and code of each error that the gateway or the store make with a code."""
-    for path in [*ROOT.glob("services/gateway/**/*.py"), *ROOT.glob("services/store/**/*.py")]:
+    """Return row and code of each error that gateway, store or their kit make with a code."""
+    folders = (ROOT / "services" / name for name in ("gateway", "store", "kit"))
+    for path in (file for folder in folders for file in folder.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
                 continue
