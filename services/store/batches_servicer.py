@@ -1,5 +1,7 @@
 """The gRPC service `Batches`, in the store."""
 
+import asyncio
+
 import sqlalchemy as sa
 
 from protos.nightshift.v1 import batches_pb2, batches_pb2_grpc
@@ -24,6 +26,9 @@ class BatchesServicer(batches_pb2_grpc.BatchesServicer):
     def __init__(self, context: Context) -> None:
         """Serve the batches of `context`."""
         self._context = context
+        # Sums take the longer the more batches there ever were: one at a time, so that readers
+        # are left for all else.
+        self._summing = asyncio.Lock()
 
     async def CreateBatch(
         self, request: batches_pb2.CreateBatchRequest, context: Call
@@ -151,9 +156,10 @@ class BatchesServicer(batches_pb2_grpc.BatchesServicer):
     ) -> batches_pb2.GetUsageResponse:
         """See batches.proto."""
         project_id = project_of(context)
-        by_key = await self._context.db.read(
-            lambda connection: usage_repo.by_key(connection, project_id)
-        )
+        async with self._summing:
+            by_key = await self._context.db.read(
+                lambda connection: usage_repo.by_key(connection, project_id)
+            )
         return batches_pb2.GetUsageResponse(project_id=project_id, by_key=by_key)
 
 

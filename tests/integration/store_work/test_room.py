@@ -1,16 +1,20 @@
 """Quotas and the reserve: what would take too much room is refused, what runs goes on."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 from protos.nightshift.v1 import admin_pb2, batches_pb2, files_pb2
 from services.kit.errors import InvalidRequestError, NotFoundError, UnavailableError
+from services.store import usage_repo
 from services.store.disk import Disk
 from tests.integration.store_work.harness import Store, running
 from tests.integration.store_work.worker import frame
+from tests.kit.eventually import eventually
 from tests.kit.store import chat_line, our_errors, refused
 from tests.kit.uploads import add, cancel, complete, create
 
@@ -260,3 +264,30 @@ async def test_room_is_looked_at_once_a_second(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError):
         await Disk([tmp_path / "gone"], 1).require_room()
     await Disk([tmp_path / "gone"], 0).require_room()
+
+
+async def test_sums_over_all_batches_leave_readers_for_others(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They take the longer the more batches there ever were, and anybody may ask for them."""
+    batch_id = await store.batch(1)
+    go_on, begun = threading.Event(), threading.Event()
+    by_key = usage_repo.by_key
+
+    def slowly(connection: sa.Connection, project_id: str) -> list[batches_pb2.KeyUsage]:
+        begun.set()
+        go_on.wait(60)
+        return by_key(connection, project_id)
+
+    monkeypatch.setattr(usage_repo, "by_key", slowly)
+    calls = [
+        store.batches.GetUsage(batches_pb2.GetUsageRequest(), metadata=store.metadata, timeout=60)
+        for _ in range(8)
+    ]
+    try:
+        await eventually(begun.is_set)
+        assert (await store.get(batch_id)).id == batch_id
+    finally:
+        go_on.set()
+    for call in calls:
+        assert len((await call).by_key) == 1
