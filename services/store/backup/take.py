@@ -68,21 +68,25 @@ async def take(settings: StoreSettings, to: Path, reuse: Path | None, write: Wri
             rows = await asyncio.to_thread(_settle, place.database)
             failpoints.after("backup.rows")
             copied = await _copy_blobs(settings, place, older, write)
-        facts = Facts(
-            format=FORMAT,
-            schema=migrate.HEAD,
-            version=importlib.metadata.version("nightshift"),
-            taken_at=taken_at,
-            rows=rows,
-            blobs=copied.blobs,
-            bytes=copied.bytes,
-            database_sha256=sha256(place.database),
-            missing=copied.missing,
-        )
+        facts = _facts(place, copied, taken_at=taken_at, rows=rows)
         failpoints.before("backup.finish")
         place.finish(facts)
         failpoints.after("backup.finish")
     return facts
+
+
+def _facts(place: Place, copied: Copied, *, taken_at: int, rows: int) -> Facts:
+    return Facts(
+        format=FORMAT,
+        schema=migrate.HEAD,
+        version=importlib.metadata.version("nightshift"),
+        taken_at=taken_at,
+        rows=rows,
+        blobs=copied.blobs,
+        bytes=copied.bytes,
+        database_sha256=sha256(place.database),
+        missing=copied.missing,
+    )
 
 
 def _refuse_within(data_dir: Path, to: Path) -> None:
