@@ -14,7 +14,7 @@ TIMEOUT_SECONDS: Final = 2.0
 """Wait for an answer; below the time-outs that deploy/ gives a health check."""
 
 
-_MORE_SECONDS: Final = 0.5
+_MORE_SECONDS: Final = 0.9
 """The same for the question why; both together stay below them."""
 _NEEDS: Final = ("database", "blobs", "disk")
 """What a service may say that it lacks."""

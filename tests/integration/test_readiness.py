@@ -73,7 +73,7 @@ async def test_each_is_ready_while_what_it_needs_is_there(
     # As where the disk of all blobs is not mounted.
     (data / "blobs").rename(data / "away")
     await fleet.are(ready=False, what=(store, scheduler, gateway))
-    assert await _says(gateway, "blobs_unavailable")
+    await eventually(lambda: _says(gateway, "blobs_unavailable"), within_seconds=TURN_SECONDS)
     (data / "away").rename(data / "blobs")
     await fleet.are(ready=True, what=(store, scheduler, gateway))
 
@@ -81,7 +81,9 @@ async def test_each_is_ready_while_what_it_needs_is_there(
     with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         await fleet.are(ready=False, what=(store, scheduler, gateway))
-        assert await _says(gateway, "database_unavailable")
+        await eventually(
+            lambda: _says(gateway, "database_unavailable"), within_seconds=TURN_SECONDS
+        )
         other.execute("ROLLBACK")
     await fleet.are(ready=True, what=(store, scheduler, gateway))
 

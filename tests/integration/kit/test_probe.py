@@ -7,6 +7,7 @@ import pytest
 
 from services.kit import rpc
 from services.kit.interceptors import SecretInterceptor
+from tests.kit.eventually import eventually
 
 pytestmark = pytest.mark.integration
 
@@ -32,10 +33,13 @@ async def test_it_tells_whether_a_service_takes_work() -> None:
         await server.set_ready(False)
         assert await probe(target) == (1, f"{target} takes no work right now\n")
         server.set_needs({"database": True, "blobs": False})
-        assert await probe(target) == (
-            1,
-            f"{target} takes no work right now: blobs cannot be used, its log says why\n",
-        )
+        told = (1, f"{target} takes no work right now: blobs cannot be used, its log says why\n")
+
+        async def says_what_it_lacks() -> bool:
+            return await probe(target) == told
+
+        # It asks for that with little patience.
+        await eventually(says_what_it_lacks, within_seconds=30)
         await server.set_ready(True)
         assert (await probe(target))[0] == 0
     finally:
