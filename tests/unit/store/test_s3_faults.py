@@ -15,8 +15,8 @@ LIST = "Generic S3 error: Error performing list request: Error performing GET ht
     [
         (
             (
-                "Generic S3 error: Error performing PUT http://169.254.169.254/latest/api/token in 1ms "
-                "- Server returned non-2xx status code: 403 Forbidden: denied"
+                "Generic S3 error: Error performing PUT http://169.254.169.254/latest/api/token in "
+                "1ms - Server returned non-2xx status code: 403 Forbidden: denied"
             ),
             "there are no keys for the bucket b: set AWS_ACCESS_KEY_ID",
         ),
