@@ -37,6 +37,8 @@ class Reconciler:
         """Sweep executors, tell of them, measure queues, reclaim; return what was published."""
         term = self._leader.term
         if term is None:
+            # A standby hears them too.
+            self._registry.sweep()
             return 0
         try:
             await self._read_beats()

@@ -1,10 +1,14 @@
 """Who is alive."""
 
+from typing import Any
+
 import pytest
 
 from protos.nightshift.v1 import dispatch_pb2
 from services.kit.clock import ManualClock
 from services.kit.ids import PoolId
+from services.scheduler.leader import Leader
+from services.scheduler.reconcile import Reconciler
 from services.scheduler.registry import SILENT_SECONDS, Registry
 
 pytestmark = pytest.mark.unit
@@ -86,3 +90,24 @@ def test_who_was_silent_for_long_is_forgotten(clock: ManualClock) -> None:
     clock.advance(200)
     registry.sweep()
     assert registry._known == {}
+
+
+async def test_a_standby_forgets_who_fell_silent_too(clock: ManualClock) -> None:
+    """It hears all executors that there ever are, and may stand by for months."""
+    registry = Registry(clock)
+    # Nothing else is asked of one that does not lead.
+    nobody: Any = None
+    standby = Reconciler(
+        bus=nobody,
+        client=nobody,
+        leader=Leader(nobody, holder="standby", clock=clock),
+        registry=registry,
+        queues=nobody,
+        reporter=nobody,
+    )
+    registry.hear(beat(1_000_000))
+    await standby.run_once()
+    assert registry._known
+    clock.advance(120)
+    await standby.run_once()
+    assert not registry._known
