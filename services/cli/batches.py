@@ -1,6 +1,5 @@
 """Commands on batches: submit, watch, list, cancel, results."""
 
-import contextlib
 import json
 import sys
 import uuid
@@ -21,6 +20,7 @@ from services.cli.client import (
     open_client,
     server_options,
 )
+from services.cli.outputs import Output
 from services.cli.progress import choose_display, counts_of, follow, print_json, reason_of
 from services.cli.table import local_time, print_table
 from services.kit.endpoints import ENDPOINTS
@@ -288,17 +288,16 @@ def _stop_quietly() -> NoReturn:
 
 
 def _save(client: OpenAI, file_id: str | None, path: Path) -> None:
-    partial = path.with_name(f".{path.name}.partial")
+    output = Output(path)
     try:
-        with partial.open("wb") as file:
+        with output.place.open("wb") as file:
             for part in _content(client, file_id):
                 file.write(part)
-        partial.replace(path)
+        output.keep()
     except OSError as error:
         fail(f"{path} cannot be written: {error.strerror}", REFUSED)
     finally:
-        with contextlib.suppress(OSError):
-            partial.unlink()
+        output.discard()
 
 
 def _print_content(client: OpenAI, file_id: str | None) -> None:

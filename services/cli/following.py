@@ -14,6 +14,7 @@ import openai
 from openai.types import Batch
 
 from services.cli.client import REFUSED, fail
+from services.cli.outputs import Output
 from services.cli.progress import ENDED, PATIENCE_SECONDS
 
 # A result line may hold 32 MiB and what stands around it.
@@ -31,22 +32,28 @@ class Writer:
         """Write to `output`, by default standard output, and `errors`, by default nowhere."""
         self.failed = 0
         self._stack = contextlib.ExitStack()
-        self._paths = [path for path in (output, errors) if path is not None]
+        self._files: list[Output] = []
+        # Where somebody may be looking, and nothing can be taken back.
+        self._watched: list[IO[bytes]] = [sys.stdout.buffer]
         self._output = sys.stdout.buffer if output is None else self._open(output)
         self._errors = None if errors is None else self._open(errors)
 
     def _open(self, path: Path) -> IO[bytes]:
+        file = Output(path)
+        self._files.append(file)
         try:
-            return self._stack.enter_context(_partial(path).open("wb"))
+            opened = self._stack.enter_context(file.place.open("wb"))
         except OSError as error:
             self._discard()
             fail(f"{path} cannot be written: {error.strerror}", REFUSED)
+        if not file.is_file:
+            self._watched.append(opened)
+        return opened
 
     def _discard(self) -> None:
         self._stack.close()
-        for path in self._paths:
-            with contextlib.suppress(OSError):
-                _partial(path).unlink()
+        for file in self._files:
+            file.discard()
 
     def line(self, text: str) -> None:
         """Write one line, at once where somebody may be looking."""
@@ -57,14 +64,14 @@ class Writer:
                 return
             target = self._errors
         target.write(text.encode() + b"\n")
-        if target is sys.stdout.buffer:
+        if target in self._watched:
             target.flush()
 
     def start_over(self) -> None:
         """Take back what can be taken back: all lines follow again."""
         self.failed = 0
         for file in (self._output, self._errors):
-            if file is sys.stdout.buffer:
+            if file in self._watched:
                 print("nightshift: all lines follow again from here", file=sys.stderr)
             elif file is not None:
                 file.seek(0)
@@ -85,12 +92,8 @@ class Writer:
             self._discard()
             return
         self._stack.close()
-        for path in self._paths:
-            _partial(path).replace(path)
-
-
-def _partial(path: Path) -> Path:
-    return path.with_name(f".{path.name}.partial")
+        for file in self._files:
+            file.keep()
 
 
 def _succeeded(line: dict[str, Any]) -> bool:
