@@ -5,6 +5,7 @@ the id by which a request is aborted, cache salts, transfer parameters, whole ch
 (code), and addresses it would fetch from inside the operator's network.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import orjson
@@ -55,6 +56,12 @@ _TOKEN_LIMITS = {
 }
 """By endpoint that generates, the fields that bound it; the default goes into the first."""
 
+MOST_ITEMS = 100_000
+"""Items of all arrays that a body's grammars count: an engine may take 1 KiB for each of them, so
+that one schema of a few bytes took all memory there was (measured, with llguidance)."""
+_GRAMMARS = ("response_format", "structured_outputs", "guided_json", "text", "tools")
+_COUNTS = ("minItems", "maxItems")
+
 _PLAIN = (str, int, float, bool, type(None))
 _MEDIA_KEYS = ("image_url", "audio_url", "video_url", "file_url")
 
@@ -101,6 +108,7 @@ def guarded_body(
     unlimited = bool(limits) and all(guarded.get(name) is None for name in limits)
     if unlimited and default_max_tokens is not None:
         guarded[limits[0]] = default_max_tokens
+    _refuse_vast_arrays(guarded)
     # What is scored has many names; there, no field may name foreign media.
     scored = request.endpoint in (SCORE, RERANK)
     for name in tuple(guarded) if scored else ("messages", "input"):
@@ -133,6 +141,41 @@ def _template_arguments(value: object) -> dict[str, Any] | None:
         for key, plain in value.items()
         if key not in _TEMPLATE_ARGUMENTS and isinstance(plain, _PLAIN)
     }
+
+
+def _refuse_vast_arrays(body: dict[str, Any]) -> None:
+    total = 0.0
+    for name in _GRAMMARS:
+        for counted, count in _counts(body.get(name)):
+            total += max(0, count)
+            if total > MOST_ITEMS:
+                raise BodyRefused(
+                    f"Invalid '{name}': its arrays may have {MOST_ITEMS} items in all; lower "
+                    f"'{counted}'.",
+                    name,
+                )
+
+
+def _counts(value: object) -> Iterator[tuple[str, float]]:
+    """Walk what describes an answer, schemas that are given as text included."""
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, str):
+            if item.lstrip()[:1] not in ("{", "["):
+                continue
+            try:
+                pending.append(orjson.loads(item))
+            except orjson.JSONDecodeError:
+                continue
+        elif isinstance(item, list):
+            pending.extend(item)
+        elif isinstance(item, dict):
+            for name in _COUNTS:
+                count = item.get(name)
+                if isinstance(count, (int, float)):
+                    yield name, count
+            pending.extend(item.values())
 
 
 def _refuse_foreign_media(value: object, param: str) -> None:

@@ -44,6 +44,43 @@ def test_caches_are_kept_apart_by_project() -> None:
     assert body["messages"][0]["content"] == [part]
 
 
+def vast(count: object = 100_001) -> dict[str, Any]:
+    """A schema that an engine may need a GiB for, and ever more."""
+    return {"type": "object", "properties": {"a": {"type": "array", "minItems": count}}}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        (
+            "response_format",
+            {"type": "json_schema", "json_schema": {"name": "x", "schema": vast()}},
+        ),
+        ("response_format", {"type": "json_schema", "json_schema": {"schema": vast(1e9)}}),
+        ("response_format", {"schema": [vast(60_000), {"maxItems": 60_000}]}),
+        ("structured_outputs", {"json": vast()}),
+        ("structured_outputs", {"json": orjson.dumps(vast(10**12)).decode()}),
+        ("guided_json", vast()),
+        ("guided_json", [vast(-1e300), vast()]),
+        ("structured_outputs", {"json": ' {"min\\u0049tems":1e9}'}),
+        ("tools", [{"type": "function", "function": {"name": "f", "parameters": vast()}}]),
+        ("text", {"format": {"type": "json_schema", "schema": vast()}}),
+    ],
+)
+def test_a_grammar_may_not_take_all_memory(field: str, value: object) -> None:
+    with pytest.raises(BodyRefused) as refused:
+        guarded({"model": "m", field: value})
+    error = assert_envelope(refused.value.response)
+    assert error["param"] == field
+    assert "100000 items" in error["message"]
+
+
+def test_a_schema_of_what_is_usual_is_taken() -> None:
+    for schema in (vast(100_000), vast("many"), {"properties": {"minItems": vast(5)}}):
+        for given in (schema, orjson.dumps(schema).decode(), "no schema: minItems"):
+            assert guarded({"guided_json": given})["guided_json"] == given
+
+
 def test_template_arguments_are_plain_and_replace_none_of_the_renderers() -> None:
     body = guarded(
         {
