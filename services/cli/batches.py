@@ -51,6 +51,9 @@ def submit(
 
     Prints the batch's id. Exit status with --watch: 0 completed, 3 ended otherwise.
     """
+    if not file.is_file():
+        # A pipe is read once, and an upload may have to be sent again.
+        raise click.UsageError(f"{file} is no file: write the requests to one first")
     pairs = dict(_pair(text) for text in metadata)
     endpoint = endpoint or _first_url(file)
     client = open_client(base_url, api_key)

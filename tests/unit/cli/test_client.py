@@ -1,5 +1,8 @@
 """Where a command finds its server, and with which key it asks."""
 
+import os
+from pathlib import Path
+
 import pytest
 from click.testing import CliRunner
 
@@ -44,6 +47,14 @@ def test_what_is_no_key_is_said_without_it(key: str, capsys: pytest.CaptureFixtu
     said = capsys.readouterr().err
     assert "API key" in said
     assert not key or key not in said
+
+
+def test_requests_that_can_be_read_once_only_are_refused(tmp_path: Path) -> None:
+    """Their first lines would be gone before they are sent."""
+    os.mkfifo(tmp_path / "pipe")
+    done = CliRunner().invoke(main, ["submit", str(tmp_path / "pipe")])
+    assert done.exit_code == 2
+    assert "is no file" in done.output
 
 
 def test_one_file_for_results_and_errors_is_refused() -> None:
