@@ -105,7 +105,7 @@ async def test_a_window_over_many_pools(store: Store) -> None:
     ]
     await put(store, models, served)
     runs = {"status": "in_progress", "in_progress_at": 1, "lines_total": 9}
-    rows = [{**batch(seq), **runs, "pool_id": names[seq % 40]} for seq in range(1, 24_001)]
+    rows = [{**batch(seq), **runs, "pool_id": names[seq % 40]} for seq in range(1, 16_001)]
     await put(store, batches, rows)
     await store.lead()
     window = await store.window()

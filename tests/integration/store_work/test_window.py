@@ -114,7 +114,7 @@ async def test_a_trace_goes_on_in_the_dispatch(store: Store) -> None:
 
 
 async def test_a_batch_whose_input_has_become_fewer_lines_holds_up_no_other(store: Store) -> None:
-    batch_id, other = await store.batch(4), await store.batch(9)
+    batch_id, other = await store.batch(4), await store.batch(50)
     name, content = await input_taken(store, batch_id)
     # Its index is lost as well, and can only be made of what is there.
     await put_back(store, name, content.replace(b"\n", b" "))
