@@ -36,8 +36,12 @@ async def keep_bus(
         while True:
             try:
                 await bus.ensure_streams()
-            except kit_bus.BusFault as fault:
-                _log.warning("bus_not_set_up", error=str(fault) or type(fault).__name__)
+            except Exception as fault:  # noqa: BLE001 - nobody else would ever do it
+                _log.warning(
+                    "bus_not_set_up",
+                    error=str(fault) or type(fault).__name__,
+                    exc_info=None if isinstance(fault, kit_bus.BusFault) else fault,
+                )
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, _MOST_DELAY_SECONDS)
                 continue

@@ -1,0 +1,41 @@
+"""The store's own connection to the bus."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from services.kit.bus import Bus
+from services.kit.tasks import end
+from services.store.bus_link import keep_bus
+from services.store.database import Database
+from services.store.outbox import Outbox
+from tests.kit.nats_server import NatsServer
+
+pytestmark = pytest.mark.integration
+
+
+async def test_streams_are_seen_to_whatever_that_raises(
+    nats_server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = 0
+    ensure = Bus.ensure_streams
+
+    async def fails_at_first(bus: Bus) -> None:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            raise ValueError("unforeseen")
+        await ensure(bus)
+
+    monkeypatch.setattr(Bus, "ensure_streams", fails_at_first)
+    db = Database(f"sqlite:///{tmp_path / 'test.db'}")
+    woken = asyncio.Event()
+    keeping = asyncio.create_task(keep_bus(nats_server.url, 1, Outbox(db), woken.set))
+    try:
+        async with asyncio.timeout(30):
+            await woken.wait()
+    finally:
+        await end(keeping)
+        db.close()
+    assert tries == 2
