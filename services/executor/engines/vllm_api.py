@@ -83,6 +83,8 @@ _ENDPOINTS = {
 
 _DETAILS = re.compile(r" \(parameter=.*\)$", re.DOTALL)
 """What vLLM appends to its validation errors; the parameter has its own field."""
+_FIELD = re.compile(r"(?!(?:str|int|float|bool|list|dict|bytes|none)$)[a-z_][a-z0-9_]*")
+"""A field's name, rather than what pydantic calls a choice of types: `str`, `list[int]` …"""
 
 
 def find(name: str) -> Any:
@@ -226,13 +228,22 @@ def _invalid_body(error: Any) -> EngineResponse:
     message = str(fault["msg"])
     if cause is not None and cause.args:
         message = str(cause.args[0])
-    location = [part for part in fault["loc"] if isinstance(part, int) or part.islower()]
+    location = _place(fault["loc"])
     if param is None and location:
         param = str(location[0])
         if fault["type"] == "missing" and len(location) == 1:
             return refusal(f"Missing required parameter: '{param}'.", param=param)
         message = f"Invalid '{'.'.join(map(str, location))}': {message}"
     return refusal(message, param=param)
+
+
+def _place(location: Sequence[int | str]) -> list[int | str]:
+    """Where in the body a fault is, of what pydantic says: without its own types and wrappers.
+
+    What a message is made of is looked at one by one, and placed in the message alone.
+    """
+    place = [part for part in location if isinstance(part, int) or _FIELD.fullmatch(part)]
+    return ["messages", *place] if place and isinstance(place[0], int) else place
 
 
 def response_of(answer: Any) -> EngineResponse:
@@ -277,6 +288,6 @@ def _error(status: int, content: dict[str, Any]) -> EngineResponse:
     code = None
     if status == 404:
         param, code = "model", "model_not_found"
-    elif param == "input_tokens":  # vLLM's name for a prompt beyond the context length
+    elif param in ("input_tokens", "input_text"):  # vLLM's names for a prompt beyond the context
         param, code = None, "context_length_exceeded"
     return refusal(message, param=param, code=code, status=status)
