@@ -6,6 +6,7 @@ the id by which a request is aborted, cache salts, transfer parameters, whole ch
 """
 
 from collections.abc import Iterator
+from types import NoneType
 from typing import Any
 
 import orjson
@@ -108,6 +109,8 @@ def guarded_body(
     unlimited = bool(limits) and all(guarded.get(name) is None for name in limits)
     if unlimited and default_max_tokens is not None:
         guarded[limits[0]] = default_max_tokens
+    if not isinstance(guarded.get("messages"), (list, NoneType)):
+        raise BodyRefused("Invalid type for 'messages': expected an array.", "messages")
     _refuse_vast_arrays(guarded)
     # What is scored has many names; there, no field may name foreign media.
     scored = request.endpoint in (SCORE, RERANK)

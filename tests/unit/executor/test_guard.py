@@ -75,6 +75,13 @@ def test_a_grammar_may_not_take_all_memory(field: str, value: object) -> None:
     assert "100000 items" in error["message"]
 
 
+@pytest.mark.parametrize("messages", [5, "hi", {}, False])
+def test_messages_are_an_array(messages: object) -> None:
+    with pytest.raises(BodyRefused) as refused:
+        guarded({"model": "m", "messages": messages})
+    assert assert_envelope(refused.value.response)["param"] == "messages"
+
+
 def test_a_schema_of_what_is_usual_is_taken() -> None:
     for schema in (vast(100_000), vast("many"), {"properties": {"minItems": vast(5)}}):
         for given in (schema, orjson.dumps(schema).decode(), "no schema: minItems"):
