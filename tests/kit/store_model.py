@@ -103,7 +103,7 @@ class Model:
     # --- executors ----------------------------------------------------------------------------
 
     def open(self, chunk: Chunk, delivery: Delivery, at: Moment) -> Attempt | str:
-        """Open an attempt, or say `gone` or `busy`."""
+        """Open an attempt, or say `gone` or `busy`; of a batch that this shakes it knows neither."""
         if not chunk.batch.runs(at.now_ms) or chunk.done or chunk.dispatch != delivery.dispatch:
             return "gone"
         for other in chunk.opened():
@@ -118,7 +118,7 @@ class Model:
             attempt.open = False
         if not chunk.left:
             chunk.done = True
-        if chunk.done:
+        if chunk.done or chunk.batch.shaken:
             return "gone"
         until_ms = at.now_ms + LEASE_MS
         attempt = Attempt(chunk, delivery, at.now_ms, until_ms, set(chunk.left))
