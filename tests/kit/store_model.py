@@ -103,7 +103,7 @@ class Model:
     # --- executors ----------------------------------------------------------------------------
 
     def open(self, chunk: Chunk, delivery: Delivery, at: Moment) -> Attempt | str:
-        """Open an attempt, or say `gone` or `busy`; of a batch that this shakes it knows neither."""
+        """Open an attempt, or say `gone` or `busy`; where this shakes its batch, nothing sure."""
         if not chunk.batch.runs(at.now_ms) or chunk.done or chunk.dispatch != delivery.dispatch:
             return "gone"
         for other in chunk.opened():
