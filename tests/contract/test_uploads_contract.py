@@ -19,6 +19,7 @@ from services.kit.errors import InvalidRequestError
 from services.kit.errors import NotFoundError as NoSuchObject
 from tests.kit.batches import chats, check_answers, create, ended, ids, jsonl, outcome
 from tests.kit.store import our_errors
+from tests.kit.streams import told
 from tests.kit.up import RunningUp
 from tests.kit.uploads import cut
 
@@ -317,7 +318,7 @@ async def test_grpc_clients_do_the_same(system: RunningUp, openai_client: AsyncO
                 messages(footer=uploads_pb2.UploadPartFooter()),
             ]
             with our_errors():
-                return str((await uploads.AddUploadPart(iter(frames))).part.id)
+                return str((await told(uploads.AddUploadPart(iter(frames)))).part.id)
 
         parts = [await add(piece) for piece in cut(CONTENT, 3)]
         request = uploads_pb2.CompleteUploadRequest(upload_id=upload.id, part_ids=parts)
@@ -335,10 +336,10 @@ async def test_grpc_clients_do_the_same(system: RunningUp, openai_client: AsyncO
             await uploads.CreateUpload(wanted)
         headless = [messages(data=b"x"), messages(footer=uploads_pb2.UploadPartFooter())]
         with pytest.raises(InvalidRequestError, match="header"), our_errors():
-            await uploads.AddUploadPart(iter(headless))
+            await told(uploads.AddUploadPart(iter(headless)))
         endless = [messages(header=uploads_pb2.UploadPartHeader(upload_id=upload.id))]
         with pytest.raises(InvalidRequestError), our_errors():
-            await uploads.AddUploadPart(iter(endless))
+            await told(uploads.AddUploadPart(iter(endless)))
         with pytest.raises(InvalidRequestError, match="completed"), our_errors():
             await uploads.CancelUpload(uploads_pb2.CancelUploadRequest(upload_id=upload.id))
 

@@ -29,6 +29,7 @@ from services.kit import ids, rpc
 from services.kit.errors import NightshiftError, from_rpc_error
 from tests.kit.eventually import eventually
 from tests.kit.ports import free_address
+from tests.kit.streams import told
 
 DAY_SECONDS = 86_400
 START_SECONDS = 60.0
@@ -145,12 +146,9 @@ class Client:
             )
 
         with our_errors():
-            call = self.files.UploadFile(frames(), metadata=self.metadata)
-            end = rpc.StreamEnd(call)
-            try:
-                return (await call).file
-            except grpc.aio.AioRpcError as failure:
-                raise (await end.fault(failure)) from None
+            answer = await told(self.files.UploadFile(frames(), metadata=self.metadata))
+        file: files_pb2.File = answer.file
+        return file
 
     async def download(self, file_id: str) -> bytes:
         """Return a file's content."""

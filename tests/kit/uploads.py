@@ -4,11 +4,9 @@ import itertools
 import random
 from collections.abc import Iterable, Iterator, Sequence
 
-import grpc
-
 from protos.nightshift.v1 import files_pb2, uploads_pb2
-from services.kit import rpc
 from tests.kit.store import Client, our_errors
+from tests.kit.streams import told
 
 
 async def create(
@@ -46,13 +44,9 @@ async def add(client: Client, upload_id: str, content: bytes, *, frame_bytes: in
 
     with our_errors():
         call = client.uploads.AddUploadPart(frames(), metadata=client.metadata)
-        end = rpc.StreamEnd(call)
-        try:
-            answer = await call
-        except grpc.aio.AioRpcError as failure:
-            raise (await end.fault(failure)) from None
-    assert answer.part.upload_id == upload_id
-    return answer.part.id
+        part: uploads_pb2.UploadPart = (await told(call)).part
+    assert part.upload_id == upload_id
+    return part.id
 
 
 async def complete(

@@ -27,6 +27,7 @@ from services.kit.errors import (
 from services.kit.frames import FRAME_BYTES
 from tests.kit.eventually import eventually
 from tests.kit.public_store import DAY_SECONDS, ScriptedStore, batch_id, file_id, make_batch
+from tests.kit.streams import told
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -52,7 +53,7 @@ async def stream(frames: Iterable[Frame]) -> AsyncIterator[Frame]:
 async def failure(call: Any) -> NightshiftError:
     """Return what a call that must fail is refused with; it carries a request id."""
     with pytest.raises(rpc.CallFault) as caught:
-        await call
+        await told(call)
     assert request_id(await call.trailing_metadata())
     return from_rpc_error(caught.value)
 

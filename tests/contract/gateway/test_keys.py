@@ -29,6 +29,7 @@ from services.kit.errors import (
     from_rpc_error,
 )
 from tests.kit.public_store import SECRET, ScriptedStore, make_batch
+from tests.kit.streams import told
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.slow]
 
@@ -168,7 +169,7 @@ async def test_grpc_asks_for_the_same_keys(
     assert wrong.message.startswith("Incorrect API key provided: ns-********9999.")
     # A key is asked for before anything else is judged, in streams too.
     files = files_pb2_grpc.FilesStub(channel)
-    assert isinstance(await refusal(files.UploadFile(iter(()))), AuthenticationError)
+    assert isinstance(await refusal(told(files.UploadFile(iter(())))), AuthenticationError)
     reading = files.ReadFile(files_pb2.ReadFileRequest(file_id="!"))
     assert isinstance(await refusal(reading.read()), AuthenticationError)
     assert (locked.calls, locked.uploads) == ([], [])

@@ -14,6 +14,7 @@ from protos.nightshift.v1 import (
     work_pb2_grpc,
 )
 from services.kit import rpc
+from tests.kit.streams import all_told, told
 
 Context = Any
 
@@ -115,14 +116,14 @@ async def answers_stream(channel: grpc.aio.Channel, metadata: Any = None) -> Non
 async def requests_stream(channel: grpc.aio.Channel, metadata: Any = None) -> None:
     """Call with a stream of requests."""
     stub = files_pb2_grpc.FilesStub(channel)
-    await stub.UploadFile(_one_of_each(files_pb2.UploadFileRequest()), metadata=metadata)
+    await told(stub.UploadFile(_one_of_each(files_pb2.UploadFileRequest()), metadata=metadata))
 
 
 async def both_stream(channel: grpc.aio.Channel, metadata: Any = None) -> None:
     """Call with streams both ways."""
     stub = work_pb2_grpc.WorkStub(channel)
     requests = _one_of_each(work_pb2.AppendResultsRequest())
-    async for _ in stub.AppendResults(requests, metadata=metadata):
+    async for _ in all_told(stub.AppendResults(requests, metadata=metadata)):
         pass
 
 

@@ -20,6 +20,7 @@ from tests.kit.store import (
     running_store,
     store_process,
 )
+from tests.kit.streams import told
 
 LIMITS = {
     "NIGHTSHIFT_STORE_MAX_FILE_BYTES": "8000",
@@ -140,7 +141,7 @@ async def test_an_upload_that_breaks_off_leaves_nothing(client: Client, before: 
         ]
     )
     with pytest.raises(InvalidRequestError, match="broke off"), our_errors():
-        await client.files.UploadFile(ended, metadata=client.metadata)
+        await told(client.files.UploadFile(ended, metadata=client.metadata))
     await nothing_is_left(client, before)
 
 

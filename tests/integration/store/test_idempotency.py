@@ -26,6 +26,7 @@ from tests.kit.store import (
     running_store,
     store_process,
 )
+from tests.kit.streams import told
 from tests.kit.tcp_proxy import TcpProxy
 
 pytestmark = pytest.mark.slow
@@ -89,7 +90,9 @@ async def upload(
         yield files_pb2.UploadFileRequest(footer=footer)
 
     with our_errors():
-        return (await client.files.UploadFile(frames(), metadata=metadata(client, key))).file
+        call = client.files.UploadFile(frames(), metadata=metadata(client, key))
+        file: files_pb2.File = (await told(call)).file
+        return file
 
 
 async def test_the_same_request_gives_the_same_batch(client: Client) -> None:

@@ -20,6 +20,7 @@ from tests.kit.store import (
     running_store,
     store_process,
 )
+from tests.kit.streams import told
 from tests.kit.uploads import add, cancel, complete, create, cut, upload_in_parts
 
 pytestmark = pytest.mark.slow
@@ -347,10 +348,10 @@ async def test_a_part_that_breaks_off_leaves_nothing(client: Client) -> None:
         uploads_pb2.AddUploadPartRequest(data=LINES[0]),
     ]
     with pytest.raises(InvalidRequestError, match="broke off"), our_errors():
-        await client.uploads.AddUploadPart(iter(frames), metadata=client.metadata)
+        await told(client.uploads.AddUploadPart(iter(frames), metadata=client.metadata))
     await blobs_are(client, before)
     with pytest.raises(InvalidRequestError, match="header"), our_errors():
-        await client.uploads.AddUploadPart(iter(frames[1:]), metadata=client.metadata)
+        await told(client.uploads.AddUploadPart(iter(frames[1:]), metadata=client.metadata))
 
     async def waiting() -> AsyncIterator[uploads_pb2.AddUploadPartRequest]:
         for frame in frames:

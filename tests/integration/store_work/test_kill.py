@@ -10,6 +10,7 @@ from protos.nightshift.v1 import batches_pb2, work_pb2
 from services.kit.errors import UnavailableError
 from tests.integration.store_work.worker import Worker, frame
 from tests.kit.store import StoreProcess, our_errors
+from tests.kit.streams import all_told
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -25,7 +26,7 @@ async def append_until_killed(
     call = client.work.AppendResults(iter(frames[: kill_at + 20]), metadata=client.metadata)
     acknowledged = 0
     with contextlib.suppress(UnavailableError), our_errors():
-        async for answer in call:
+        async for answer in all_told(call):
             assert answer.frame == acknowledged + 1
             acknowledged = answer.frame
             if acknowledged == kill_at:

@@ -16,6 +16,7 @@ from tests.integration.store_work.harness import Store, running
 from tests.integration.store_work.worker import frame
 from tests.kit.eventually import eventually
 from tests.kit.store import chat_line, our_errors, refused
+from tests.kit.streams import told
 from tests.kit.uploads import add, cancel, complete, create
 
 pytestmark = pytest.mark.integration
@@ -83,7 +84,7 @@ async def test_what_is_declared_too_large_is_refused_before_it_is_sent(limited: 
         sent += 1
 
     with pytest.raises(InvalidRequestError) as error, our_errors():
-        await limited.files.UploadFile(frames(), metadata=limited.metadata)
+        await told(limited.files.UploadFile(frames(), metadata=limited.metadata))
     assert refused(error) == (400, "storage_quota_exceeded", "file")
     assert sent == 0
     with pytest.raises(InvalidRequestError) as error:
@@ -169,7 +170,7 @@ async def test_too_much_is_refused_while_it_comes(limited: Store) -> None:
         await asyncio.Event().wait()
 
     with pytest.raises(InvalidRequestError) as error, our_errors():
-        await limited.files.UploadFile(frames(), metadata=limited.metadata)
+        await told(limited.files.UploadFile(frames(), metadata=limited.metadata))
     assert refused(error) == (400, "storage_quota_exceeded", "file")
 
 
@@ -245,7 +246,7 @@ async def test_an_upload_under_way_is_refused_once_the_reserve_is_touched(
         await asyncio.Event().wait()
 
     with pytest.raises(UnavailableError), our_errors():
-        await store.files.UploadFile(frames(), metadata=store.metadata)
+        await told(store.files.UploadFile(frames(), metadata=store.metadata))
     await store.sweeper.run_once()
     assert [each for each in (store.store.data / "blobs").rglob("*") if each.is_file()] == []
 

@@ -16,6 +16,7 @@ from tests.integration.store_work.harness import Store, running
 from tests.kit.eventually import eventually
 from tests.kit.s3_server import Fault, S3Server, s3_server
 from tests.kit.store import chat_line, our_errors
+from tests.kit.streams import told
 from tests.kit.uploads import add, cancel, complete, create
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -170,7 +171,7 @@ async def test_an_upload_that_breaks_off_leaves_nothing(swept: Store, lying: Lyi
             yield files_pb2.UploadFileRequest(data=bytes(1 << 20))
 
     with pytest.raises(Exception, match="broke off"), our_errors():
-        await swept.files.UploadFile(frames(), metadata=swept.metadata)
+        await told(swept.files.UploadFile(frames(), metadata=swept.metadata))
     await swept.context.blobs.close()
     assert lying() == set()
     await sweep(swept)
@@ -261,7 +262,7 @@ async def test_what_was_given_up_is_named_by_no_commit(swept: Store, lying: Lyin
         await go_on.wait()
         yield files_pb2.UploadFileRequest(footer=files_pb2.UploadFileFooter(purpose="batch"))
 
-    slow = asyncio.ensure_future(swept.files.UploadFile(frames(), metadata=swept.metadata))
+    slow = asyncio.ensure_future(told(swept.files.UploadFile(frames(), metadata=swept.metadata)))
     await sent.wait()
     await eventually(lambda: rows(swept))
     swept.clock.advance(DAY_SECONDS + 1)

@@ -10,6 +10,7 @@ from protos.nightshift.v1 import batches_pb2, common_pb2, dispatch_pb2, work_pb2
 from services.kit.frames import FAILED_FLAG, FRAME_BYTES, LINE_RECORD, RESULT_RECORD
 from services.kit.result_line import success_or_error_line
 from tests.kit.store import DAY_SECONDS, POOL, Client, chat_line, our_errors
+from tests.kit.streams import all_told
 
 TTL_MS = 20_000
 Range = tuple[int, int]
@@ -181,7 +182,7 @@ class Worker(Client):
         """Send frames in one stream and return their acknowledgements."""
         with our_errors():
             call = self.work.AppendResults(iter(frames), metadata=self.metadata)
-            return [answer async for answer in call]
+            return [answer async for answer in all_told(call)]
 
     async def finish(self, token: str, lines: Iterable[int], batch_id: str, **more: Any) -> int:
         """Append good results of these lines in one frame; return how many were accepted."""
