@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import signal
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -213,17 +214,19 @@ def test_two_stores_that_start_at_once_make_one_schema(postgres_url: str) -> Non
             each.close()
 
 
+def is_dead(store: Database, *, seen_by: Database) -> bool:
+    """Whether one store takes another for dead."""
+    holder = sa.literal(store.holder)
+    return bool(
+        seen_by.run(lambda found: found.scalar(sa.select(seen_by.others_dead(found, holder))))
+    )
+
+
 async def test_a_store_that_lives_is_known_to_others_until_it_ends(postgres_url: str) -> None:
     first, second = Database(postgres_url), Database(postgres_url)
     try:
         migrate.upgrade(first.writer_engine, 1)
-        holder = sa.literal(first.holder)
-
-        def dead() -> bool:
-            return bool(
-                second.run(lambda found: found.scalar(sa.select(second.others_dead(found, holder))))
-            )
-
+        dead = functools.partial(is_dead, first, seen_by=second)
         assert dead(), "it has shown no sign of life yet"
         first.look()
         second.look()
@@ -242,13 +245,7 @@ async def test_a_store_whose_old_connection_the_server_still_holds_is_known_late
     first, second = Database(postgres_url), Database(postgres_url)
     try:
         migrate.upgrade(first.writer_engine, 1)
-        holder = sa.literal(first.holder)
-
-        def dead() -> bool:
-            return bool(
-                second.run(lambda found: found.scalar(sa.select(second.others_dead(found, holder))))
-            )
-
+        dead = functools.partial(is_dead, first, seen_by=second)
         with psycopg.connect(postgres_url, autocommit=True) as old:
             old.execute("SELECT pg_advisory_lock(%s, %s)", (postgres._PRESENCE, int(first.holder)))
             first.look()

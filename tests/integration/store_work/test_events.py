@@ -10,14 +10,14 @@ import orjson
 import pytest
 import sqlalchemy as sa
 
-from protos.nightshift.v1 import batches_pb2, events_pb2, files_pb2, work_pb2
+from protos.nightshift.v1 import batches_pb2, events_pb2, files_pb2
 from services.kit.errors import InvalidRequestError, NotFoundError
 from services.store.batches_repo import KEEP_SECONDS
 from services.store.event_reader import PAGE_BYTES
 from services.store.models import segments
 from tests.integration.store_work.following import Stream, ids, started
 from tests.integration.store_work.harness import Store, running
-from tests.integration.store_work.worker import frame
+from tests.integration.store_work.worker import frame, in_pieces
 from tests.kit.eventually import eventually
 from tests.kit.store import chat_line
 
@@ -320,17 +320,7 @@ async def test_results_in_several_messages_are_one_line(store: Store) -> None:
     """A line of many frames, as its executor sends it."""
     batch_id, token = await started(store, 1)
     whole = frame(token, batch_id, [0], answer="w" * (3 * MIB))
-    pieces = [
-        work_pb2.AppendResultsRequest(
-            token=token,
-            frame=1,
-            records=b"" if start else whole.records,
-            payload=whole.payload[start : start + MIB],
-            more=start + MIB < len(whole.payload),
-        )
-        for start in range(0, len(whole.payload), MIB)
-    ]
-    await store.append(*pieces)
+    await store.append(*in_pieces(whole))
     stream = await Stream(store, batch_id).drain()
     assert stream.lines[0][1] + b"\n" == whole.payload
 

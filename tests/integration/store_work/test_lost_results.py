@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from protos.nightshift.v1 import batches_pb2, work_pb2
+from protos.nightshift.v1 import batches_pb2
 from services.kit.errors import LostError, NotFoundError, UnavailableError
 from services.store.models import blobs, files, segments
 from services.store.results_repo import INLINE_BYTES
@@ -22,7 +22,7 @@ from tests.integration.store_work.losing import (
     taken,
     told_lines,
 )
-from tests.integration.store_work.worker import frame
+from tests.integration.store_work.worker import frame, in_pieces
 from tests.kit import uploads
 from tests.kit.store import chat_line
 
@@ -139,17 +139,7 @@ async def test_what_has_the_size_of_results_and_is_something_else_is_not_given_o
 async def finish_long(store: Store, token: str, batch_id: str) -> None:
     """Send a result of line 0 that is longer than what is kept of a segment, in pieces."""
     whole = frame(token, batch_id, [0], answer="x" * (5 * MIB))
-    pieces = [
-        work_pb2.AppendResultsRequest(
-            token=token,
-            frame=1,
-            records=b"" if start else whole.records,
-            payload=whole.payload[start : start + MIB],
-            more=start + MIB < len(whole.payload),
-        )
-        for start in range(0, len(whole.payload), MIB)
-    ]
-    await store.append(*pieces)
+    await store.append(*in_pieces(whole))
 
 
 async def test_a_batch_that_waits_for_its_results_ends_on_time(store: Store) -> None:

@@ -16,6 +16,21 @@ TTL_MS = 20_000
 Range = tuple[int, int]
 
 
+def in_pieces(whole: work_pb2.AppendResultsRequest) -> list[work_pb2.AppendResultsRequest]:
+    """Return a frame as an executor sends one that is too large for a message: in several."""
+    size = 1 << 20
+    return [
+        work_pb2.AppendResultsRequest(
+            token=whole.token,
+            frame=whole.frame,
+            records=b"" if start else whole.records,
+            payload=whole.payload[start : start + size],
+            more=start + size < len(whole.payload),
+        )
+        for start in range(0, len(whole.payload), size)
+    ]
+
+
 class Worker(Client):
     """What a scheduler and executors say to a store."""
 
