@@ -18,7 +18,7 @@ from services.kit.settings import SettingsError
 from services.store import key_tables, uploads_tables, webhook_tables  # noqa: F401
 from services.store.models import counters, metadata, projects
 
-HEAD: Final = "0002"
+HEAD: Final = "0003"
 """The last migration; a test compares it with the folder."""
 
 MIGRATIONS: Final = Path(__file__).parent / "migrations"
