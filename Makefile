@@ -13,6 +13,8 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; 
 	&& { command -v $$p; exit; }; done; echo python3)
 
 BIN := .venv/bin
+BUILD := .venv/.stamp-build
+LIBRARIES := .venv/.stamp-libraries
 TOOLS := .venv/.stamp-tools
 ENGINE_STAMP := .venv/.stamp-engine
 PROJECT := .venv/.stamp-project
@@ -28,26 +30,41 @@ help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: setup
-setup: $(ENGINE_STAMP) $(PROJECT) $(NODE_CLIENT) proto ## Install all in .venv: nightshift, its tools and vLLM (5 min once)
+setup: setup-run setup-fast ## Install all in .venv: nightshift, vLLM, and what tests them
 	@:
 
-# Without an engine: enough for test-fast, lint, and `up` with the simulated engine.
+# Enough for `make run`: the services, without an engine that of `up` with the simulated one.
+.PHONY: setup-run setup-services
+setup-run: setup-services $(ENGINE_STAMP)
+	@:
+setup-services: $(LIBRARIES) $(PROJECT) proto
+	@:
+
+# Without an engine: enough for test-fast and lint.
 .PHONY: setup-fast
-setup-fast: $(PROJECT) $(NODE_CLIENT) proto
+setup-fast: setup-services $(TOOLS) $(NODE_CLIENT)
 	@:
 
-$(TOOLS): requirements/dev.txt
-	@$(PYTHON) tools/setup.py tools
+$(BUILD): requirements/build.txt
+	@$(PYTHON) tools/setup.py build
+	@touch $@
+
+$(LIBRARIES): requirements/base.txt $(BUILD)
+	@$(BIN)/python tools/setup.py libraries
 	@touch $@
 
 $(ENGINE_STAMP): requirements/cpu.txt requirements/cuda.txt requirements/models.txt \
-		requirements/torch-cpu.txt | $(TOOLS)
+		requirements/torch-cpu.txt | $(LIBRARIES)
 	@$(BIN)/python tools/setup.py engine
 	@touch $@
 
 # The command's entry point stands in pyproject.toml.
-$(PROJECT): pyproject.toml $(TOOLS)
+$(PROJECT): pyproject.toml $(BUILD)
 	@$(BIN)/python tools/setup.py project
+	@touch $@
+
+$(TOOLS): requirements/dev.txt $(LIBRARIES)
+	@$(BIN)/python tools/setup.py tools
 	@touch $@
 
 # The tests hold the official Node client against the contract, too.
@@ -60,26 +77,26 @@ proto: $(STUBS) ## Generate Python code from protos/, where a .proto is newer
 	@:
 
 # protoc makes all of them in one go.
-$(STUBS) &: $(PROTOS) tools/proto.py | $(TOOLS)
+$(STUBS) &: $(PROTOS) tools/proto.py | $(BUILD)
 	@$(BIN)/python tools/proto.py
 
 # --- use -----------------------------------------------------------------------------------------
 
 .PHONY: model
-model: setup ## Prepare the small model, once; the last line is its folder (use make -s with -C)
+model: setup-run ## Prepare the small model, once; the last line is its folder (use make -s with -C)
 	@$(BIN)/python -m services.executor.small_model
 
 .PHONY: run
-run: setup ## Show it all: a batch through every service and a real model (MODEL=path or name)
+run: setup-run ## Show it all: a batch through every service and a real model (MODEL=path or name)
 	@$(BIN)/python -m services.cli.demo $(if $(MODEL),--model '$(MODEL)')
 
 # ENGINE=simulated needs no model and no vLLM.
 .PHONY: up
 ifeq ($(ENGINE),simulated)
-up: setup-fast ## Start all services and leave them running (MODEL=name=path, ENGINE=simulated)
+up: setup-services ## Start all services and leave them running (MODEL=name=path, ENGINE=simulated)
 	@exec $(BIN)/nightshift up --engine simulated $(ARGS)
 else
-up: setup
+up: setup-run
 	@model='$(MODEL)'; \
 	if [ -z "$$model" ]; then \
 		folder=$$($(BIN)/python -m services.executor.small_model) || exit 1; \

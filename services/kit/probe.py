@@ -1,33 +1,51 @@
 """Asks one service whether it takes work: `python -m services.kit.probe HOST:PORT`.
 
-For container health checks, where no other client of gRPC's health service is at hand.
+For container health checks, where no other client of gRPC's health service is at hand. Each
+container runs one every few seconds, so it imports gRPC and next to nothing else: most of what it
+costs is the start of a process.
 """
 
-import asyncio
 import sys
 from typing import Final
 
-from services.kit import log, rpc
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
 from services.kit.addresses import parse_addresses
 
-TIMEOUT_SECONDS: Final = 2.0
+TIMEOUT_SECONDS: Final = 9.0
 """Wait for an answer; below the time-outs that deploy/ gives a health check."""
-
-
-_MORE_SECONDS: Final = 0.9
-"""The same for the question why; both together stay below them."""
+_MORE_SECONDS: Final = 1.0
+"""The same for the question what is missing."""
 _NEEDS: Final = ("database", "blobs", "disk")
-"""What a service may say that it lacks."""
+"""What a service may lack, as it names them to `rpc.RunningServer.set_needs`."""
 
 
-async def probe(target: str) -> str:
+def probe(target: str) -> str:
     """Return why the service at `host:port` takes no work; empty where it does."""
-    async with rpc.open_channel(target) as channel:
-        if await rpc.is_serving(channel, timeout_seconds=TIMEOUT_SECONDS):
+    with grpc.insecure_channel(target, [("grpc.enable_http_proxy", 0)]) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        if _status(stub, "", TIMEOUT_SECONDS) == health_pb2.HealthCheckResponse.SERVING:
             return ""
-        lacking = await rpc.lacking(channel, _NEEDS, timeout_seconds=_MORE_SECONDS)
+        lacking = [
+            need
+            for need in _NEEDS
+            if _status(stub, f"nightshift.needs.{need}", _MORE_SECONDS)
+            == health_pb2.HealthCheckResponse.NOT_SERVING
+        ]
     lacks = f": {' and '.join(lacking)} cannot be used, its log says why" if lacking else ""
     return f"{target} takes no work right now{lacks}"
+
+
+def _status(stub: health_pb2_grpc.HealthStub, service: str, timeout_seconds: float) -> int | None:
+    """Return what the health service answers for a name; None where it does not answer."""
+    try:
+        answer = stub.Check(
+            health_pb2.HealthCheckRequest(service=service), timeout=timeout_seconds
+        )
+    except grpc.RpcError:
+        return None
+    return int(answer.status)
 
 
 def main(arguments: list[str]) -> int:
@@ -41,9 +59,7 @@ def main(arguments: list[str]) -> int:
     except ValueError as error:
         sys.stderr.write(f"{arguments[0]!r} is no address: {error}\n{usage}")
         return 2
-    # What several addresses of a name do is told to logs, and this has none.
-    log.configure("probe", "ERROR")
-    why = asyncio.run(probe(arguments[0]))
+    why = probe(arguments[0])
     if not why:
         return 0
     sys.stderr.write(f"{why}\n")

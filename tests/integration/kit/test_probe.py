@@ -47,6 +47,23 @@ async def test_it_tells_whether_a_service_takes_work() -> None:
     assert (await probe(target))[0] == 1
 
 
+async def test_it_imports_no_more_than_grpc() -> None:
+    """Each container runs one every few seconds."""
+    code = (
+        "import sys, services.kit.probe\n"
+        "print([each for each in sys.modules if each.startswith('services.')])\n"
+        "print({'numpy', 'rich', 'pydantic', 'structlog', 'opentelemetry'} & set(sys.modules))"
+    )
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE
+    )
+    output, _ = await process.communicate()
+    assert output.decode().splitlines() == [
+        "['services.kit', 'services.kit.addresses', 'services.kit.probe']",
+        "set()",
+    ]
+
+
 @pytest.mark.parametrize("arguments", [(), ("127.0.0.1:1", "127.0.0.1:2")])
 async def test_it_wants_one_address(arguments: tuple[str, ...]) -> None:
     status, said = await probe(*arguments)
