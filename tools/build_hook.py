@@ -11,7 +11,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 class GenerateCode(BuildHookInterface[Any]):
     """Called by hatchling for each wheel, editable ones included."""
 
-    def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Run `tools/proto.py`.
 
         Raises:

@@ -40,9 +40,7 @@ def probe(target: str) -> str:
 def _status(stub: health_pb2_grpc.HealthStub, service: str, timeout_seconds: float) -> int | None:
     """Return what the health service answers for a name; None where it does not answer."""
     try:
-        answer = stub.Check(
-            health_pb2.HealthCheckRequest(service=service), timeout=timeout_seconds
-        )
+        answer = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=timeout_seconds)
     except grpc.RpcError:
         return None
     return int(answer.status)
