@@ -1,6 +1,7 @@
 """`make run`: one example batch through every service and a real model, shown step by step."""
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -23,9 +24,15 @@ from services.cli.progress import ENDED, choose_display, follow, spoken_seconds
 
 EXAMPLE: Final = Path(__file__).with_name("examples") / "demo.jsonl"
 
-# Shown, and run again one at a time: one of each kind.
+# One of each kind.
 _SHOWN: Final = ("fact-01", "extract-name", "classify-01", "cook-01", "write-01", "follow-up")
-_ONE_AT_A_TIME: Final = ("fact-01", "extract-name", "classify-01", "cook-01", "write-01")
+
+# What batching gains is measured with lines alike: short questions, each answered with as many
+# tokens, whether the model would stop earlier or not.
+_ALIKE_PREFIX: Final = "fact-"
+_ALIKE_TOKENS: Final = 16
+_ALIKE_BATCHED: Final = 48
+_ALIKE_SINGLE: Final = 6
 
 # Generous: a large model from a slow disk takes minutes.
 _ENGINE_SECONDS: Final = 1_800.0
@@ -220,39 +227,60 @@ def wait_for_engine(client: OpenAI, system: System, request: Request, usual: str
     detail(f"first answer after {time.monotonic() - began:.1f} s")
 
 
-def run_batch(
-    client: OpenAI, requests: Sequence[Request]
-) -> tuple[Measured, dict[str, dict[str, Any]]]:
-    """Run all requests as one batch, showing progress.
+def run_example(client: OpenAI, requests: Sequence[Request]) -> dict[str, dict[str, Any]]:
+    """Run all requests as one batch, showing progress; returns its result lines.
 
     Raises:
         DemoError: it did not complete.
     """
     say(f"Running {EXAMPLE.name}: {len(requests)} lines as one batch")
-    began = time.monotonic()
     batch = submit(client, requests)
     batch = follow(client, batch.id, choose_display(as_json=False))
-    seconds = time.monotonic() - began
     if batch.status != "completed":
         raise DemoError(f"the batch ended as {batch.status}: {batch.errors}")
-    results = result_lines(client, batch)
-    return Measured(len(requests), tokens_of(results), seconds), results
+    return result_lines(client, batch)
 
 
-def run_one_at_a_time(client: OpenAI, requests: Sequence[Request]) -> Measured:
-    """Run each request as a batch of its own, one after the other, through the same system."""
-    say(f"Running {len(requests)} of the same lines one at a time, each a batch of one line")
+def alike(requests: Sequence[Request], count: int) -> list[Request]:
+    """Return so many lines that cost the same: short questions with answers of one length."""
+    questions = [line for line in requests if line["custom_id"].startswith(_ALIKE_PREFIX)]
+    length = {"max_tokens": _ALIKE_TOKENS, "min_tokens": _ALIKE_TOKENS, "ignore_eos": True}
+    return [
+        {**line, "custom_id": f"alike-{number}", "body": {**line["body"], **length}}
+        for number, line in zip(range(count), itertools.cycle(questions), strict=False)
+    ]
+
+
+def measure(client: OpenAI, batches: Sequence[Sequence[Request]]) -> Measured:
+    """Run batches one after the other, each from its upload to its end."""
     seconds = 0.0
-    tokens = 0
-    for request in requests:
+    lines = tokens = 0
+    for requests in batches:
         began = time.monotonic()
-        batch = submit(client, [request])
+        batch = submit(client, requests)
         while batch.status not in ENDED:
             time.sleep(0.01)
             batch = client.batches.retrieve(batch.id)
         seconds += time.monotonic() - began
+        lines += len(requests)
         tokens += tokens_of(result_lines(client, batch))
-    return Measured(len(requests), tokens, seconds)
+    return Measured(lines, tokens, seconds)
+
+
+def show_speed(client: OpenAI, requests: Sequence[Request]) -> None:
+    """Run lines alike in one batch, then some of them one at a time, and print both speeds."""
+    lines = alike(requests, _ALIKE_BATCHED)
+    say(
+        f"Measuring: {len(lines)} short questions, {_ALIKE_TOKENS} tokens to each answer, as one "
+        f"batch; then {_ALIKE_SINGLE} of them one after the other, each a batch of its own"
+    )
+    batched = measure(client, [lines])
+    single = measure(client, [[line] for line in lines[:_ALIKE_SINGLE]])
+    say("Speed, from upload to the end of the batch")
+    detail(f"one batch:     {batched}")
+    detail(f"one at a time: {single}")
+    if single.tokens:
+        detail(f"ratio:         {batched.tokens_per_second / single.tokens_per_second:.1f}")
 
 
 def show_answers(requests: Sequence[Request], results: dict[str, dict[str, Any]]) -> None:
@@ -306,14 +334,8 @@ def run(engine: str, model: str | None) -> None:
     with started_system(arguments) as system:
         client = open_client(system.base_url, "none")
         wait_for_engine(client, system, by_id["fact-02"], usual)
-        batched, results = run_batch(client, requests)
-        show_answers(requests, results)
-        single = run_one_at_a_time(client, [by_id[custom_id] for custom_id in _ONE_AT_A_TIME])
-        say("Speed, from upload to the end of the batch")
-        detail(f"one batch:     {batched}")
-        detail(f"one at a time: {single}")
-        if single.tokens:
-            detail(f"ratio:         {batched.tokens_per_second / single.tokens_per_second:.1f}")
+        show_answers(requests, run_example(client, requests))
+        show_speed(client, requests)
 
 
 @click.command()

@@ -6,7 +6,7 @@ costs is the start of a process.
 """
 
 import sys
-from typing import Final
+from typing import Any, Final
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -24,7 +24,7 @@ _NEEDS: Final = ("database", "blobs", "disk")
 def probe(target: str) -> str:
     """Return why the service at `host:port` takes no work; empty where it does."""
     with grpc.insecure_channel(target, [("grpc.enable_http_proxy", 0)]) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
+        stub: Any = health_pb2_grpc.HealthStub(channel)
         if _status(stub, "", TIMEOUT_SECONDS) == health_pb2.HealthCheckResponse.SERVING:
             return ""
         lacking = [
@@ -37,7 +37,7 @@ def probe(target: str) -> str:
     return f"{target} takes no work right now{lacks}"
 
 
-def _status(stub: health_pb2_grpc.HealthStub, service: str, timeout_seconds: float) -> int | None:
+def _status(stub: Any, service: str, timeout_seconds: float) -> int | None:
     """Return what the health service answers for a name; None where it does not answer."""
     try:
         answer = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=timeout_seconds)

@@ -371,5 +371,9 @@ def test_the_demo_runs_from_start_to_stop() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "refused-by-the-engine: HTTP 400" in done.stdout
+    # What batching gains is measured with lines alike on both sides.
+    assert "48 short questions, 16 tokens to each answer" in done.stdout
+    assert "one batch:     48 lines, 48 tokens in" in done.stdout
+    assert "one at a time: 6 lines, 6 tokens in" in done.stdout
     assert "ratio:" in done.stdout
     assert "completed: 40/40 lines, 1 failed" in done.stdout
