@@ -184,7 +184,7 @@ class BatchesServicer(Servicer, batches_pb2_grpc.BatchesServicer):
         if request.page.limit:
             check_range("limit", request.page.limit, 1, validate.MAX_BATCHES_LIMIT)
         if request.page.after:
-            validate.batch_id_of(request.page.after)
+            validate.batch_id_of(request.page.after, param="after")
         return await self._store.call(self._store.batches.ListBatches, request, self._caller())
 
     async def CancelBatch(

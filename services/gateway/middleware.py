@@ -84,6 +84,8 @@ class RequestMiddleware:
                     *message.get("headers", ()),
                     (b"x-request-id", request_id.encode()),
                     (b"openai-version", API_VERSION),
+                    # A browser shows what it is sent as what it is called, and guesses nothing.
+                    (b"x-content-type-options", b"nosniff"),
                     (b"openai-processing-ms", str(milliseconds).encode()),
                     *scope.get(_HEADERS, ()),
                 ]

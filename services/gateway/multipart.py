@@ -207,5 +207,16 @@ def _extended_filename(disposition: str) -> str | None:
 
 
 def _text(raw: bytes) -> str:
-    """Return a name as the client meant it: raw UTF-8, with the form encoding's three escapes."""
-    return _ESCAPED.sub(lambda match: chr(int(match[1], 16)), raw.decode(errors="replace"))
+    """Return a name as the client meant it: raw UTF-8, with the form encoding's three escapes.
+
+    Raises:
+        InvalidRequestError: it is not UTF-8.
+    """
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        shown = raw.decode(errors="backslashreplace")[:100]
+        raise InvalidRequestError(
+            f"The name '{shown}' in the multipart body is not UTF-8 text. Send it as UTF-8."
+        ) from None
+    return _ESCAPED.sub(lambda match: chr(int(match[1], 16)), text)

@@ -42,9 +42,9 @@ def no_such_file(file_id: str, *, param: str = "id") -> NotFoundError:
     return NotFoundError(f"No such File object: {file_id[:MAX_ID_CHARACTERS]}", param=param)
 
 
-def no_such_batch(batch_id: str) -> NotFoundError:
+def no_such_batch(batch_id: str, *, param: str | None = None) -> NotFoundError:
     """Return the error for a batch that does not exist in this project."""
-    return NotFoundError(f"No batch found with id '{batch_id[:MAX_ID_CHARACTERS]}'.")
+    return NotFoundError(f"No batch found with id '{batch_id[:MAX_ID_CHARACTERS]}'.", param=param)
 
 
 def file_id_of(text: str, *, param: str = "id") -> str:
@@ -58,14 +58,14 @@ def file_id_of(text: str, *, param: str = "id") -> str:
     return text
 
 
-def batch_id_of(text: str) -> str:
-    """Return `text` where it can be an id.
+def batch_id_of(text: str, *, param: str | None = None) -> str:
+    """Return `text`, which `param` holds, where it can be an id.
 
     Raises:
         NotFoundError: it cannot, so that no such batch exists.
     """
     if not is_public_id(text):
-        raise no_such_batch(text)
+        raise no_such_batch(text, param=param)
     return text
 
 

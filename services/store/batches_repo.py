@@ -90,15 +90,17 @@ def _row(connection: sa.Connection, batch_id: str) -> Row:
     return connection.execute(_ROW, {"batch_id": batch_id}).one()
 
 
-def get(connection: sa.Connection, batch_id: str, project_id: ProjectId) -> Row:
-    """Return a batch's row.
+def get(
+    connection: sa.Connection, batch_id: str, project_id: ProjectId, *, param: str | None = None
+) -> Row:
+    """Return a batch's row; `param` names the request's field that holds the id.
 
     Raises:
         NotFoundError: unknown, or another project's.
     """
     row = connection.execute(_GET, {"batch_id": batch_id, "of_project": project_id}).first()
     if row is None:
-        raise NotFoundError(f"No batch found with id '{batch_id}'.")
+        raise NotFoundError(f"No batch found with id '{batch_id}'.", param=param)
     return row
 
 
@@ -112,7 +114,7 @@ def list_page(
     """
     query = sa.select(batches).where(batches.c.project_id == project_id)
     if after:
-        query = query.where(batches.c.seq < get(connection, after, project_id).seq)
+        query = query.where(batches.c.seq < get(connection, after, project_id, param="after").seq)
     rows = list(connection.execute(query.order_by(batches.c.seq.desc()).limit(limit + 1)))
     return rows[:limit], len(rows) > limit
 

@@ -1,13 +1,15 @@
 """The gRPC service `Files`, in the store."""
 
 from collections.abc import AsyncIterator
+from typing import Final
 
 from protos.nightshift.v1 import files_pb2, files_pb2_grpc
 from services.kit import rpc
-from services.kit.errors import NotFoundError
+from services.kit.errors import NotFoundError, RangeNotSatisfiableError
 from services.kit.frames import FRAME_BYTES
 from services.kit.interceptors import Call, metadata_value, project_of
 from services.kit.log import get_logger
+from services.kit.ranges import check_range
 from services.store import files_repo, losses, uploading
 from services.store.blobs.base import BlobMissingError
 from services.store.context import Context
@@ -17,6 +19,7 @@ from services.store.paging import fitting, page_of
 _log = get_logger(__name__)
 
 MAX_PAGE = 10_000
+_ANY: Final = 2**63 - 1
 
 
 class FilesServicer(files_pb2_grpc.FilesServicer):
@@ -91,10 +94,7 @@ class FilesServicer(files_pb2_grpc.FilesServicer):
         """See files.proto."""
         row = await self._row(request.file_id, context)
         file = uploading.to_proto(row)
-        offset = max(0, request.offset)
-        end = row.bytes
-        if request.HasField("length"):
-            end = min(end, offset + max(0, request.length))
+        offset, end = _span(request, row.bytes)
         first: files_pb2.File | None = file
         while first is not None or offset < end:
             wanted = min(FRAME_BYTES, max(0, end - offset))
@@ -114,3 +114,22 @@ class FilesServicer(files_pb2_grpc.FilesServicer):
             raise NotFoundError(f"No such File object: {row.id}", param="id")
         _log.error("content_missing", file=row.id, blob=missing.name)
         raise losses.content_lost(row.id, of_batch=row.of_batch_id is not None)
+
+
+def _span(request: files_pb2.ReadFileRequest, size: int) -> tuple[int, int]:
+    """Return the first byte wanted and the one after the last.
+
+    Raises:
+        InvalidRequestError: a negative offset or length.
+        RangeNotSatisfiableError: the file ends before the offset.
+    """
+    check_range("offset", request.offset, 0, _ANY)
+    if request.offset and request.offset >= size:
+        raise RangeNotSatisfiableError(
+            f"The file has {size} bytes, so that none begins at offset {request.offset}.",
+            param="offset",
+        )
+    if not request.HasField("length"):
+        return request.offset, size
+    check_range("length", request.length, 0, _ANY)
+    return request.offset, min(size, request.offset + request.length)

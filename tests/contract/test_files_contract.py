@@ -58,6 +58,7 @@ def error_of(answer: httpx2.Response, status: int = 400) -> Json:
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/json"
     assert answer.headers["x-request-id"].startswith("req_")
+    assert answer.headers["x-content-type-options"] == "nosniff"
     assert list(answer.json()) == ["error"]
     error: Json = answer.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}

@@ -125,8 +125,13 @@ async def test_another_projects_objects_are_unknown(ours: AsyncOpenAI, theirs: A
         with pytest.raises(openai.NotFoundError) as caught:
             await ask(wanted)
         assert wanted in str(caught.value)
-    with pytest.raises(openai.NotFoundError):
-        await theirs.batches.list(after=batch.id)
+    for after in (batch.id, "batch_never_was"):
+        with pytest.raises(openai.NotFoundError) as caught:
+            await theirs.batches.list(after=after)
+        assert caught.value.param == "after"
+    with pytest.raises(openai.NotFoundError) as caught:
+        await theirs.files.list(after=file_id)
+    assert caught.value.param == "after"
 
     mine = await ended(theirs, await create(theirs, file_id))
     unknown = await ended(theirs, await create(theirs, "file-" + "0" * 32))

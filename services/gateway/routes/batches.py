@@ -59,7 +59,7 @@ class BatchRoutes:
         left = validate.limit_of(query, default=DEFAULT_LIMIT, maximum=validate.MAX_BATCHES_LIMIT)
         after = query.get("after", "")
         if after:
-            validate.batch_id_of(after)
+            validate.batch_id_of(after, param="after")
         items: list[dict[str, Any]] = []
         has_more = True
         while left > 0 and has_more:

@@ -79,7 +79,7 @@ async def test_ranges_are_cut_from_the_content(client: Client) -> None:
     content = chat_line("r1", "x" * 3000)
     file = await client.upload(content)
 
-    for offset, length in [(0, 10), (5, 0), (len(content) - 3, 99), (len(content) + 5, 3)]:
+    for offset, length in [(0, 10), (5, 0), (len(content) - 3, 99), (7, 0)]:
         answers = client.files.ReadFile(
             files_pb2.ReadFileRequest(file_id=file.id, offset=offset, length=length),
             metadata=client.metadata,
@@ -87,6 +87,27 @@ async def test_ranges_are_cut_from_the_content(client: Client) -> None:
         frames = [answer async for answer in answers]
         assert frames[0].file == file
         assert b"".join(frame.data for frame in frames) == content[offset : offset + length]
+
+
+@pytest.mark.parametrize(
+    ("span", "param", "status"),
+    [
+        ({"offset": -5}, "offset", 400),
+        ({"offset": 0, "length": -1}, "length", 400),
+        ({"offset": 1 << 20}, "offset", 416),
+        ({"offset": 1 << 20, "length": 3}, "offset", 416),
+    ],
+)
+async def test_a_range_outside_of_the_file_is_refused(
+    client: Client, span: dict[str, int], param: str, status: int
+) -> None:
+    file = await client.upload(chat_line("r1"))
+    answers = client.files.ReadFile(
+        files_pb2.ReadFileRequest(file_id=file.id, **span), metadata=client.metadata
+    )
+    with pytest.raises(InvalidRequestError) as error, our_errors():
+        _ = [answer async for answer in answers]
+    assert (error.value.http_status, error.value.param) == (status, param)
 
 
 @pytest.mark.parametrize(
