@@ -13,6 +13,7 @@ from services.store.blobs.base import Blobs
 from services.store.database import Database
 from services.store.disk import Disk
 from services.store.leases import Leases
+from services.store.long_lines import LongLines
 from services.store.models import counters
 from services.store.settings import StoreSettings
 
@@ -37,6 +38,7 @@ class Context:
     settings: StoreSettings
     wake: Callable[[LoopName], None]
     disk: Disk = field(default_factory=Disk)
+    long_lines: LongLines = field(default_factory=LongLines)
     draining: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:

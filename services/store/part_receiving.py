@@ -29,6 +29,7 @@ class Part:
         self._digest = xxhash.xxh3_128()
         self._size = 0
         self._quota = quota_repo.Quota(project_id=project_id, limit=None)
+        self._long_line = context.long_lines.of(project_id)
 
     async def receive(self, requests: Requests) -> uploads_pb2.UploadPart:
         """Store the part and return it.
@@ -56,6 +57,7 @@ class Part:
             receiving.give_up(self._context, names)
             raise
         finally:
+            self._long_line.end()
             if self._size >= memory.WORTH_BYTES:
                 await memory.give_back()
 
@@ -99,7 +101,7 @@ class Part:
             await self._context.disk.require_room()
             self._digest.update(data)
             if indexer is not None:
-                await asyncio.to_thread(indexer.feed, data)
+                await self._long_line.feed(indexer, data)
             yield data
         raise InvalidRequestError("The part broke off before its end; send it again.")
 

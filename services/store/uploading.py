@@ -50,6 +50,7 @@ class Upload:
             max_line_bytes=settings.max_line_bytes,
             key=context.new_id().encode(),
         )
+        self._long_line = context.long_lines.of(project_id)
         self._size = 0
         # Names of all blobs of this upload, to be given up together.
         self._written: list[str] = []
@@ -74,6 +75,8 @@ class Upload:
         except BaseException:
             receiving.give_up(self._context, self._written)
             raise
+        finally:
+            self._long_line.end()
 
     async def _announce(self, kind: str) -> str:
         name = await receiving.announce(self._context, self._project_id, kind)
@@ -109,7 +112,7 @@ class Upload:
                     # Too large for a batch, so that nobody will ask for its index.
                     self._indexer = None
                 else:
-                    await asyncio.to_thread(self._indexer.feed, data)
+                    await self._long_line.feed(self._indexer, data)
             yield data
         raise InvalidRequestError("The upload broke off before its end; upload the file again.")
 
@@ -135,7 +138,7 @@ class Upload:
         assert footer is not None  # `_data` ends with one, or raises
         index_blob = None
         if footer.purpose == "batch" and self._indexer is not None:
-            index = await asyncio.to_thread(self._indexer.finish)
+            index = await self._long_line.run(self._indexer, self._indexer.finish)
             await refuse_unreadable(self._context.blobs, index, [(content, self._size)])
             index_blob = await self._store_index(index)
         now_ms = self._context.now_ms()

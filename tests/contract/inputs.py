@@ -361,6 +361,11 @@ INPUTS: Final = (
         data=lambda: second(text(chat("b", "w" * (16 << 20)))),
         outcome=fails(2, "line_too_long", None),
     ),
+    Input(
+        name="a line of too many values",
+        data=lambda: second(text(chat("b") | {"more": [{}] * 25_001})),
+        outcome=fails(2, "too_many_values", None),
+    ),
     # --- no batch input at all ------------------------------------------------------------------
     Input(
         name="a JSON array",

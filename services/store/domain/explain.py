@@ -19,6 +19,7 @@ from services.kit.endpoints import (
     RESPONSES,
     SCORE,
 )
+from services.kit.values import MOST_NUMBERS, MOST_VALUES
 from services.store.domain.body_fields import missing_fields
 from services.store.domain.line_index import MAX_CUSTOM_ID_CHARS, MAX_NAME_CHARS
 from services.store.domain.unreadable import unreadable
@@ -94,6 +95,15 @@ def line_too_long(line: int, length: int, most: int) -> BatchError:
     """A line above `max_line_bytes`, which nobody read."""
     message = f"This line has {length} bytes; at most {most} are allowed. Shorten the request."
     return BatchError("line_too_long", message, None, line)
+
+
+def too_many_values(line: int) -> BatchError:
+    """A line with more values than are parsed, which nobody read either."""
+    message = (
+        f"This line has more than {MOST_VALUES} values (entries of arrays and objects), or more "
+        f"than {MOST_NUMBERS} numbers in arrays. Split the request."
+    )
+    return BatchError("too_many_values", message, None, line)
 
 
 def duplicate(line: int, custom_id: str, first_line: int) -> BatchError:

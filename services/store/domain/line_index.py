@@ -3,7 +3,8 @@
 One pass, before any endpoint is known: 24 bytes a line, enough to validate every line and to cut
 every chunk without reading the file again. Every line is parsed whole and strictly (UTF-8, no NaN
 or infinities, no lone surrogates, at most 1,024 levels), by the parser whose reading of a line the
-rest of the store trusts, so that index and engine never disagree.
+rest of the store trusts, so that index and engine never disagree. Only lines that are too long or
+hold too many values are not: what a line costs is bounded, whatever its bytes.
 
 A *line* ends at LF (a CR before it is no part of it) or at the end of the file; nothing else ends
 one. A *request* is a line that holds more than white space. Requests are numbered from 0
@@ -21,6 +22,7 @@ import numpy.typing as npt
 import orjson
 import xxhash
 
+from services.kit.values import MOST_VALUES, too_many_values
 from services.store.domain import names
 from services.store.domain.body_fields import (
     HAS_INPUT,
@@ -55,6 +57,9 @@ NOT_UTF8: Final = 1 << 10
 NOT_JSON: Final = 1 << 11
 TOO_LONG: Final = 1 << 12
 """Above `max_line_bytes`; not parsed, so no other fact is known."""
+TOO_MANY: Final = 1 << 15
+"""More values than `services.kit.values` allows; not parsed either."""
+UNPARSED: Final = TOO_LONG | TOO_MANY
 
 RECORD: Final = np.dtype(
     [
@@ -191,6 +196,8 @@ class LineIndexer:
     def __init__(self, *, max_lines: int, max_line_bytes: int, key: bytes) -> None:
         self._max_records = max_lines + 1
         self._max_line_bytes = max_line_bytes
+        # What is smaller is neither too long nor of too many values.
+        self._small_bytes = min(max_line_bytes, MOST_VALUES)
         # What is kept of an open line; one that is longer is too long even without BOM and CR.
         self._max_open = max_line_bytes + len(BOM) + 1
         self._seed = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
@@ -209,6 +216,11 @@ class LineIndexer:
         self._open = bytearray()
         self._dropped = 0
         self._index: LineIndex | None = None
+
+    @property
+    def open_bytes(self) -> int:
+        """Bytes kept of the line whose end has not come."""
+        return len(self._open)
 
     def feed(self, data: bytes) -> None:
         """Takes the file's next bytes, any number of them. ValueError after `finish`."""
@@ -278,7 +290,10 @@ class LineIndexer:
 
     def _take(self, line: bytes) -> None:
         """One whole line, its LF left out."""
-        if len(line) > self._max_line_bytes or self._requests >= self._max_records:
+        if self._requests >= self._max_records or (
+            len(line) > self._small_bytes
+            and (len(line) > self._max_line_bytes or too_many_values(line))
+        ):
             self._take_unusual(line)
             return
         try:
@@ -292,7 +307,7 @@ class LineIndexer:
         self._position += size + 1
 
     def _take_unusual(self, line: bytes) -> None:
-        """A line that is blank, broken, long, begins with the byte-order mark or is one too many.
+        """A line that is blank, broken, too large, one too many, or with the byte-order mark.
 
         Every line could go this way: `_take` only saves the usual ones the checks.
         """
@@ -309,6 +324,8 @@ class LineIndexer:
             self._skipped += 1
         elif self._requests >= self._max_records and self._any_object:
             self._requests += 1
+        elif too_many_values(text):
+            self._append(0, offset, len(text), ANOTHER, ANOTHER, TOO_MANY)
         else:
             try:
                 self._record(offset, len(text), orjson.loads(text))

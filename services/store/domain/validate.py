@@ -23,6 +23,7 @@ from services.store.domain.explain import (
     line_too_long,
     more_lines,
     too_many_lines,
+    too_many_values,
 )
 from services.store.domain.line_index import LineIndex
 from services.store.domain.shape import Shape
@@ -76,12 +77,12 @@ class Verdict:
 def unreadable(index: LineIndex) -> Shape | None:
     """What a batch input is refused as when it is uploaded; None where a batch may judge it.
 
-    That is where a line is a JSON object, or was too long to tell: the batch then names the line.
+    That is where a line is a JSON object, or was too large to tell: the batch then names the line.
     """
     if index.any_object and index.shape is not Shape.EMPTY:
         return None
-    too_long = bool(np.any(index.records["flags"] & li.TOO_LONG))
-    if too_long and index.shape in (Shape.LINES, Shape.PRETTY):
+    unparsed = bool(np.any(index.records["flags"] & li.UNPARSED))
+    if unparsed and index.shape in (Shape.LINES, Shape.PRETTY):
         return None
     return index.shape
 
@@ -200,9 +201,12 @@ class _Reporter:
 
     def faults_of(self, ordinal: int) -> list[BatchError]:
         line = self._index.physical_line(ordinal)
-        if int(self._index.records["flags"][ordinal]) & li.TOO_LONG:
+        flags = int(self._index.records["flags"][ordinal])
+        if flags & li.TOO_LONG:
             length = self._index.span(ordinal)[1]
             return [line_too_long(line, length, self._limits.max_line_bytes)]
+        if flags & li.TOO_MANY:
+            return [too_many_values(line)]
         raw = self._read_line(ordinal)
         return [
             *self._duplicates(ordinal, line, raw),

@@ -1,15 +1,19 @@
 """The index says of any bytes, cut anywhere, what a plain parser says of the whole."""
 
+import functools
 import itertools
 import json
+import tracemalloc
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import orjson
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from services.kit.values import too_many_values
 from services.store.domain import body_fields, line_index, names
 from services.store.domain.line_index import ANOTHER, IndexFormatError, LineIndex, LineIndexer
 from services.store.domain.shape import Shape, refusal
@@ -211,9 +215,47 @@ def test_escaped_and_raw_ids_are_equal() -> None:
 
 def test_depth_is_bounded() -> None:
     deep = b'{"a":' * 1000 + b"1" + b"}" * 1000
-    too_deep = b"[" * 100_000 + b"]" * 100_000
+    too_deep = b"[" * 10_000 + b"]" * 10_000
     index = index_of(deep + b"\n" + too_deep, max_line_bytes=1_000_000)
     assert index.records["flags"].tolist() == [line_index.OBJECT, line_index.NOT_JSON]
+
+
+def test_a_line_of_many_values_takes_no_memory() -> None:
+    """Parsed, it would take 25 times its size."""
+    size = 4 * 1024 * 1024
+    line = b'{"body":{"a":[' + b"{}," * (size // 3) + b"{}]}}"
+    tracemalloc.start()
+    try:
+        index = index_of(line[:-10], line[-10:] + b"\n" + request(), max_line_bytes=2 * size)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert index.records["flags"][0] == line_index.TOO_MANY
+    assert index.records["flags"][1] & line_index.OBJECT
+    assert peak < 4 * size
+
+
+@settings(max_examples=40)
+@given(
+    st.recursive(
+        st.sampled_from([1, 'a"']),
+        lambda inner: st.lists(inner, max_size=9) | st.dictionaries(st.sampled_from("ab"), inner),
+    )
+)
+def test_only_a_line_of_many_values_is_judged_otherwise(value: Any) -> None:
+    data = json.dumps({"custom_id": "a", "body": {"x": value}}).encode()
+    before = index_of(data)
+    few = functools.partial(too_many_values, most_values=12, most_numbers=6)
+    with (
+        mock.patch.object(line_index, "MOST_VALUES", 12),
+        mock.patch.object(line_index, "too_many_values", few),
+    ):
+        after = index_of(data)
+    if few(data):
+        assert after.records["flags"].tolist() == [line_index.TOO_MANY]
+        assert after.span(0) == before.span(0)
+    else:
+        assert after.to_bytes() == before.to_bytes()
 
 
 def test_nothing_is_fed_after_the_end() -> None:
