@@ -10,7 +10,7 @@ from protos.nightshift.v1 import dispatch_pb2, work_pb2
 from services.executor.attempts import Attempt, Attempts
 from services.executor.deaths import Death
 from services.executor.endings import Endings, Tasks
-from services.executor.engines.base import STALL_LIMIT_SECONDS, Engine
+from services.executor.engines.base import Engine
 from services.executor.keeper import BEAT_SECONDS, Keeper
 from services.executor.opener import Opener
 from services.executor.presence import Presence
@@ -53,7 +53,7 @@ class Identity:
     models: tuple[str, ...]
     line_timeout_seconds: float
     drain_seconds: float
-    stall_limit_seconds: float = STALL_LIMIT_SECONDS
+    stall_limit_seconds: float | None = None
 
 
 class Executor:

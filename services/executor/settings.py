@@ -7,7 +7,6 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from services.executor.engines.base import STALL_LIMIT_SECONDS
 from services.kit.ids import PoolId, pool_id_of
 from services.kit.settings import BusUrl, Listen, MaybeListen, ServiceSettings, Stores
 
@@ -47,8 +46,9 @@ class ExecutorSettings(ServiceSettings):
     """Where metrics are served; empty for nowhere."""
     line_timeout_seconds: float = Field(3_600.0, gt=0)
     """Time in the engine after which a line is given up."""
-    stall_seconds: float = Field(STALL_LIMIT_SECONDS, gt=0)
-    """Time without a step of the engine, with work waiting, after which it counts as dead."""
+    stall_seconds: float | None = Field(None, gt=0)
+    """Time without a step of the engine, with work waiting, after which it counts as dead; three
+    times its longest step where that is more. None: 60 s, or 600 s on a CPU."""
     drain_seconds: float = Field(25.0, ge=0)
     """Time that running lines get when the executor is told to stop."""
     started_dir: Path | None = None

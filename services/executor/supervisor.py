@@ -10,7 +10,6 @@ from protos.nightshift.v1 import dispatch_pb2
 from services.executor.deaths import Death
 from services.executor.endings import Endings
 from services.executor.engines.base import (
-    STALL_LIMIT_SECONDS,
     Engine,
     EngineDead,
     EngineStartError,
@@ -18,6 +17,7 @@ from services.executor.engines.base import (
 from services.executor.presence import Presence
 from services.executor.retry import Backoff
 from services.executor.runner import Runner
+from services.executor.stall import Stall
 from services.kit.clock import Clock
 from services.kit.log import get_logger
 
@@ -47,7 +47,7 @@ class Supervisor:
         on_started: Callable[[], Awaitable[None]],
         clock: Clock,
         chance: Callable[[], float],
-        stall_limit_seconds: float = STALL_LIMIT_SECONDS,
+        stall_limit_seconds: float | None = None,
     ) -> None:
         """Make a supervisor of an engine that was not started.
 
@@ -59,7 +59,8 @@ class Supervisor:
             on_started: awaited after each start, before the engine gets work.
             clock: measures how long it lived.
             chance: random numbers in [0, 1), for jitter.
-            stall_limit_seconds: time without a step, with work waiting, that is a death.
+            stall_limit_seconds: time without a step, with work waiting, that is a death at the
+                least; None for what the engine says.
         """
         self._engine = engine
         self._presence = presence
@@ -67,6 +68,7 @@ class Supervisor:
         self._endings = endings
         self._on_started = on_started
         self._stall_limit_seconds = stall_limit_seconds
+        self._stall = Stall()
         self._clock = clock
         self._start_backoff = Backoff(0.5, 30.0, chance)
         # Deaths are part of finding a poison line; only deaths in a row without any answer wait.
@@ -113,9 +115,12 @@ class Supervisor:
         except EngineDead as error:
             self._runner.die(str(error) or "the engine died")
             return
-        stalled = self._engine.stalled_seconds()
-        if stalled >= self._stall_limit_seconds:
-            self._runner.die(f"the engine made no step for {stalled:.0f} s with work waiting")
+        reason = self._stall.judge(
+            self._engine.stalled_seconds(),
+            at_least_seconds=self._stall_limit_seconds or self._engine.stall_limit_seconds,
+        )
+        if reason:
+            self._runner.die(reason)
 
     async def _start(self) -> None:
         while True:

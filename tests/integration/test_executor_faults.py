@@ -178,6 +178,7 @@ async def test_an_engine_that_makes_no_step_is_dead(fleet: Fleet) -> None:
     executor = await fleet.start(stall_limit_seconds=0.5)
     [report] = await eventually(lambda: fleet.work.named("ReportDeath"))
     assert "no step" in report.reason
+    assert "NIGHTSHIFT_EXECUTOR_STALL_SECONDS" in report.reason
     await eventually(lambda: executor.presence.ready)
 
 

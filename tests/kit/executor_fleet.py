@@ -49,7 +49,7 @@ class Fleet:
         name: str = "executor-0",
         line_timeout_seconds: float = 60.0,
         drain_seconds: float = 5.0,
-        stall_limit_seconds: float = 60.0,
+        stall_limit_seconds: float | None = None,
         store: str | None = None,
     ) -> Executor:
         """Start an executor; `store` is the address at which it finds the store."""

@@ -124,6 +124,14 @@ class Engine(Protocol):
         """Monotonic seconds of the engine's last sign of progress."""
         ...
 
+    @property
+    def stall_limit_seconds(self) -> float:
+        """A step may take so long before it counts as a hang, unless a setting says otherwise.
+
+        Known after `start`.
+        """
+        ...
+
     async def start(self) -> None:
         """Make it ready. Works again after `EngineDead` and after `close`.
 

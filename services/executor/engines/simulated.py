@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
 
 from services.executor.engines.base import (
+    STALL_LIMIT_SECONDS,
     Answer,
     EngineDead,
     EngineError,
@@ -84,6 +85,11 @@ class SimulatedEngine:
     def in_flight(self) -> int:
         """Queued and seated requests."""
         return len(self._lines)
+
+    @property
+    def stall_limit_seconds(self) -> float:
+        """It steps all the time."""
+        return STALL_LIMIT_SECONDS
 
     @property
     def last_step_at(self) -> float:

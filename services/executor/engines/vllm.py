@@ -15,6 +15,7 @@ import psutil
 
 from services.executor.engines import reaper, vllm_api
 from services.executor.engines.base import (
+    STALL_LIMIT_SECONDS,
     Answer,
     EngineDead,
     EngineError,
@@ -29,6 +30,8 @@ from services.kit.log import get_logger
 
 _log = get_logger(__name__)
 
+_STALL_LIMIT_ON_CPU_SECONDS = 600.0
+"""A step over long prompts took more than a minute on a CPU that did other work, too."""
 _ABORT_SECONDS = 5.0
 """Bound on waiting for aborted requests to leave; milliseconds is what it takes."""
 _SHUT_DOWN_SECONDS = 10.0
@@ -58,6 +61,7 @@ class VllmEngine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.seats = 1  # known once started
+        self.stall_limit_seconds = STALL_LIMIT_SECONDS
         self.endpoints: frozenset[str] = frozenset()
         self.context_length: int | None = None
         ours = [] if default_max_tokens is None else [f"default_max_tokens={default_max_tokens}"]
@@ -122,6 +126,8 @@ class VllmEngine:
             raise EngineStartError(f"vLLM did not start: {error}") from error
         self.endpoints = frozenset(self._served)
         self.seats = vllm_api.seats_of(self._llm)
+        if vllm_api.runs_on_cpu():
+            self.stall_limit_seconds = _STALL_LIMIT_ON_CPU_SECONDS
         self.context_length = int(self._llm.model_config.max_model_len)
         self._last_step_at = self._clock()
 

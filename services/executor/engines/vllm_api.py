@@ -135,7 +135,7 @@ def parse_arguments(model: str, served_names: Sequence[str], engine_args: Sequen
     """
     arguments = ["--model", model, "--served-model-name", *served_names]
     arguments += ["--enable-prompt-tokens-details"]  # usage.prompt_tokens_details.cached_tokens
-    if find("current_platform").is_cpu():
+    if runs_on_cpu():
         # Compiling takes minutes on a CPU. A seeded request whose prompt is split over two steps
         # kills the CPU worker of 0.32; without chunked prefill no prompt is ever split, and vLLM
         # raises max_num_batched_tokens to the context length by itself.
@@ -145,7 +145,7 @@ def parse_arguments(model: str, served_names: Sequence[str], engine_args: Sequen
     parser = find("make_arg_parser")(find("FlexibleArgumentParser")(prog="--engine-args"))
     parser.error = _refuse_arguments  # argparse would print 300 lines and exit
     parsed = parser.parse_args(arguments)
-    if find("current_platform").is_cpu() and parsed.enforce_eager:
+    if runs_on_cpu() and parsed.enforce_eager:
         # The first log-probabilities would else stop the engine for 14 s to compile a small
         # function, with a C++ compiler that need not be there. Read by the engine's processes.
         os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
@@ -154,6 +154,11 @@ def parse_arguments(model: str, served_names: Sequence[str], engine_args: Sequen
 
 def _refuse_arguments(message: str) -> NoReturn:
     raise EngineStartError(f"vLLM refused the engine arguments: {message}")
+
+
+def runs_on_cpu() -> bool:
+    """Whether this machine's vLLM computes on the CPU."""
+    return bool(find("current_platform").is_cpu())
 
 
 def make_llm(arguments: Any, on_step: Callable[[], None]) -> Any:

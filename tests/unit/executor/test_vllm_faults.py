@@ -95,6 +95,7 @@ async def fake(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Fake]:
         "EngineDeadError": EngineDeadError,
         "ErrorResponse": ErrorResponse,
         "create_error_response": lambda error: ErrorResponse(500, str(error)),
+        "current_platform": SimpleNamespace(is_cpu=lambda: True),
     }
     monkeypatch.setattr(vllm_api, "find", names.__getitem__)
     monkeypatch.setattr(vllm_api, "parse_arguments", lambda *_: None)
@@ -103,6 +104,10 @@ async def fake(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Fake]:
     await engine.start()
     yield made
     await engine.close()
+
+
+async def test_an_engine_on_a_cpu_may_take_long_for_a_step(fake: Fake) -> None:
+    assert fake.engine.stall_limit_seconds == 600
 
 
 @pytest.mark.parametrize(
