@@ -4,6 +4,8 @@ import re
 from enum import StrEnum
 from typing import Final
 
+import orjson
+
 HEAD_BYTES: Final = 512
 """How much of a file's start is looked at."""
 
@@ -71,9 +73,32 @@ def look_at(head: bytes, *, requests: int, undecodable: bool, lone_cr: bool) -> 
         return Shape.LONE_CR
     if text.startswith(b"["):
         return Shape.ARRAY
-    if requests > 1 and text.startswith(b"{"):
+    if requests > 1 and _is_spread(text):
         return Shape.PRETTY
     return Shape.CSV if _COLUMNS.match(text) else Shape.LINES
+
+
+def _is_spread(head: bytes) -> bool:
+    """Whether an object begins on the first line and goes on where the second one begins.
+
+    The lines of a file may all be broken in other ways. Of a first line that is longer than the
+    head nothing is known.
+    """
+    # What the head's end cuts in two is no fault.
+    text = head.decode(errors="ignore")
+    first, line_end, _ = text.partition("\n")
+    if not line_end or not first.startswith("{") or _stops_at(first) < len(first):
+        return False
+    return _stops_at(text) > len(first) + 1
+
+
+def _stops_at(text: str) -> int:
+    """Return where a text stops being JSON, in characters; its length where it only ends."""
+    try:
+        orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        return error.pos
+    return len(text)
 
 
 def refusal(shape: Shape) -> str:

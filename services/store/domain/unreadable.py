@@ -36,8 +36,10 @@ def unreadable(raw: bytes, error: orjson.JSONDecodeError) -> str:
 
 def _explained(text: str, at: int, said: str) -> tuple[str, str]:
     """What was found at a character of the line, and what to change; the latter may be empty."""
-    if text[at : at + 10].lstrip("-").startswith(_NO_NUMBER) or "infinity" in said:
-        return "NaN, Infinity and numbers too large for a double are not JSON", ""
+    if text[at : at + 10].lstrip("-").startswith(_NO_NUMBER):
+        return "NaN and Infinity are not JSON", "Write null, or leave the field out."
+    if "infinity" in said:
+        return "This number is too large", "At most 1.79e308 can be written."
     if "surrogate" in said:
         return _HALF_A_CHARACTER, ""
     return said[:1].upper() + said[1:], _advice(text, at, said)

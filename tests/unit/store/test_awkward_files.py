@@ -12,7 +12,7 @@ from services.kit.result_line import custom_id_json
 from services.store.domain import validate
 from services.store.domain.explain import custom_id_of
 from services.store.domain.line_index import BOM, LineIndex, LineIndexer
-from services.store.domain.shape import refusal
+from services.store.domain.shape import Shape, refusal
 
 pytestmark = pytest.mark.unit
 
@@ -97,6 +97,39 @@ def outcome(data: bytes) -> str:
 def test_outcome(kind: str, data: bytes, expected: str) -> None:
     assert kind
     assert outcome(data).startswith(expected)
+
+
+CUT = A.removesuffix(b"}")
+PRETTY = json.dumps(json.loads(A), indent=1).encode()
+
+
+@pytest.mark.parametrize("kind", [A + A, A + b",", A.replace(b'"', b"'"), CUT, b"{x" + A])
+@pytest.mark.parametrize("lines", [2, 3])
+def test_lines_with_one_fault_all_are_not_taken_for_spread_json(kind: bytes, lines: int) -> None:
+    assert outcome(b"\n".join([kind] * lines)) == "refused " + refusal(Shape.LINES)
+
+
+@pytest.mark.parametrize(
+    "extra", [',"top_p":NaN', ',"user":"\\ud83d"', ',"user":"\\x"', ',"top_p":1e999', ',"seed":']
+)
+def test_bodies_with_one_fault_all_are_not_taken_for_spread_json(extra: str) -> None:
+    kind = line("a", extra=extra + "9" * 400 if extra.endswith(":") else extra)
+    assert outcome(kind + b"\n" + kind) == "refused " + refusal(Shape.LINES)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        PRETTY,
+        PRETTY.replace(b"\n", b"\r\n") + b"\r\n" + PRETTY,
+        BOM + PRETTY + b"\n" + PRETTY,
+        PRETTY.replace(b"hi", b"x" * 2_000),
+        PRETTY.replace(b"hi", "\u00e9".encode() * 300),
+        CUT[:30].replace(b",", b",\n") + CUT[30:].replace(b",", b",\n") + b"}",
+    ],
+)
+def test_json_that_is_spread_over_lines_is_said_to_be(data: bytes) -> None:
+    assert outcome(data) == "refused " + refusal(Shape.PRETTY)
 
 
 def test_ids_come_back_as_they_were() -> None:
