@@ -1,6 +1,6 @@
 """Statements on deliveries: what is to be told of a batch's end, to whom, and what came of it."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -15,6 +15,7 @@ from services.store.webhook_tables import (
     DELIVERED,
     ENDED_WHERE,
     GIVEN_UP,
+    LIVE_WHERE,
     PENDING,
     PENDING_WHERE,
     deliveries,
@@ -25,6 +26,7 @@ Row = sa.Row[Any]
 
 KEPT_MS: Final = 30 * 86_400_000
 """How long an ended delivery can be looked at and sent again."""
+_LATE_AT_ONCE: Final = 1_000
 
 
 # Made once: each batch's end asks for it.
@@ -93,31 +95,40 @@ _ANY_DUE: Final = (
 )
 
 
-def due(
-    connection: sa.Connection,
-    *,
-    now_ms: int,
-    others_dead: OthersDead,
-    full_endpoints: Collection[str],
-    limit: int,
-) -> list[Row]:
-    """Return what could be sent now, longest due first, as rows of `id` and `endpoint_id`.
+def due(connection: sa.Connection, *, now_ms: int, others_dead: OthersDead) -> list[Row]:
+    """Return each endpoint to which something could be sent now, with what is longest due.
+
+    The rows have `endpoint_id`, `project_id` and the delivery's `id`. The cost grows with the
+    number of endpoints, not with what waits.
 
     Args:
         connection: of a reader or the writer.
         now_ms: the store's time.
         others_dead: returns the condition that a holder is a store that is dead for certain.
-        full_endpoints: those that are sent enough at once already.
-        limit: most rows.
     """
     if connection.scalar(_ANY_DUE, {"now_ms": now_ms}) is None:
         return []
-    query = sa.select(deliveries.c.id, deliveries.c.endpoint_id).where(
-        _due(connection, now_ms, others_dead)
+    first = (
+        sa.select(deliveries.c.id)
+        .where(
+            deliveries.c.endpoint_id == webhook_endpoints.c.id,
+            _due(connection, now_ms, others_dead),
+        )
+        .order_by(deliveries.c.next_ms)
+        .limit(1)
+        .correlate(webhook_endpoints)
+        .scalar_subquery()
     )
-    if full_endpoints:
-        query = query.where(deliveries.c.endpoint_id.not_in(list(full_endpoints)))
-    return list(connection.execute(query.order_by(deliveries.c.next_ms).limit(limit)))
+    found = (
+        sa.select(
+            webhook_endpoints.c.id.label("endpoint_id"),
+            webhook_endpoints.c.project_id,
+            first.label("id"),
+        )
+        .where(sa.text(LIVE_WHERE))
+        .subquery()
+    )
+    return list(connection.execute(sa.select(found).where(found.c.id.is_not(None))))
 
 
 def claim(
@@ -205,15 +216,38 @@ def give_up_all(connection: sa.Connection, endpoint_id: str, now_ms: int) -> Non
     connection.execute(
         deliveries.update()
         .where(deliveries.c.endpoint_id == endpoint_id, sa.text(PENDING_WHERE))
-        .values(
-            state=GIVEN_UP,
-            next_ms=None,
-            lease_holder=None,
-            lease_until_ms=None,
-            last_error="the endpoint was deleted",
-            ended_ms=now_ms,
-        )
+        .values(**_given_up("the endpoint was deleted", now_ms))
     )
+
+
+def give_up_late(connection: sa.Connection, endpoint_id: str, now_ms: int) -> None:
+    """Give up what has waited for 72 hours for an endpoint that is paused because it hangs."""
+    late = (
+        sa.select(deliveries.c.id)
+        .where(
+            deliveries.c.endpoint_id == endpoint_id,
+            sa.text(PENDING_WHERE),
+            deliveries.c.lease_holder.is_(None),
+            deliveries.c.since_ms <= now_ms - webhooks.GIVE_UP_MS,
+        )
+        .limit(_LATE_AT_ONCE)
+    )
+    connection.execute(
+        deliveries.update()
+        .where(deliveries.c.id.in_(connection.scalars(late).all()))
+        .values(**_given_up("the endpoint does not answer", now_ms))
+    )
+
+
+def _given_up(error: str, now_ms: int) -> dict[str, object]:
+    return {
+        "state": GIVEN_UP,
+        "next_ms": None,
+        "lease_holder": None,
+        "lease_until_ms": None,
+        "last_error": error,
+        "ended_ms": now_ms,
+    }
 
 
 def list_page(

@@ -44,6 +44,7 @@ from services.store.bus_link import keep_bus
 from services.store.context import Context, LoopName
 from services.store.database import Database
 from services.store.deliveries import Deliveries
+from services.store.domain.receivers import Receivers
 from services.store.ender import Ender
 from services.store.event_hub import EventHub
 from services.store.events_servicer import EventsServicer
@@ -97,7 +98,8 @@ async def _serve(stopping: asyncio.Event) -> None:
         outbox = Outbox(db)
         sender = Sender(allow_private=settings.webhooks_allow_private)
         await stack.enter_async_context(sender)
-        deliveries = Deliveries(context, sender, chance=random.random)
+        receivers = Receivers()
+        deliveries = Deliveries(context, sender, receivers, chance=random.random)
         stack.push_async_callback(deliveries.close)
         hub = EventHub(db)
         _start_loops(stack, loops, context, reader, outbox, deliveries, hub)
@@ -107,7 +109,8 @@ async def _serve(stopping: asyncio.Event) -> None:
             )
         )
         service.serve_metrics(settings.metrics_listen, "NIGHTSHIFT_STORE_METRICS_LISTEN")
-        server = await _listen(context, secret, _entries(context, reader, sender, hub))
+        webhooks = WebhooksServicer(context, sender, receivers)
+        server = await _listen(context, secret, _entries(context, reader, webhooks, hub))
 
         def end_streams() -> None:
             hub.close()
@@ -243,7 +246,7 @@ async def _finish(loops: Iterable[Loop], running: "Sequence[asyncio.Task[None]]"
 
 
 def _entries(
-    context: Context, reader: InputReader, sender: Sender, hub: EventHub
+    context: Context, reader: InputReader, webhooks: WebhooksServicer, hub: EventHub
 ) -> list[rpc.ServiceEntry]:
     return [
         rpc.ServiceEntry(
@@ -274,7 +277,7 @@ def _entries(
         ),
         rpc.ServiceEntry(
             f"{_PACKAGE}.Webhooks",
-            WebhooksServicer(context, sender),
+            webhooks,
             webhooks_pb2_grpc.add_WebhooksServicer_to_server,
         ),
         rpc.ServiceEntry(

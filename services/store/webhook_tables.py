@@ -10,9 +10,10 @@ PENDING: Final = "pending"
 DELIVERED: Final = "delivered"
 GIVEN_UP: Final = "given_up"
 
-# The loop's question, word for word: SQLite takes a partial index only for the same condition.
+# The loop's questions, word for word: SQLite takes a partial index only for the same condition.
 PENDING_WHERE: Final = "state = 'pending'"
 ENDED_WHERE: Final = "state <> 'pending'"
+LIVE_WHERE: Final = "deleted_at IS NULL"
 
 webhook_endpoints: Final = sa.Table(
     "webhook_endpoints",
@@ -29,6 +30,7 @@ webhook_endpoints: Final = sa.Table(
     sa.Column("updated_at", _BIG, nullable=False),
     sa.Column("deleted_at", _BIG),
     sa.Index(None, "project_id", "seq"),
+    _partial_index("ix_webhook_endpoints_live", ("id", "project_id"), LIVE_WHERE),
 )
 
 deliveries: Final = sa.Table(
@@ -67,6 +69,7 @@ deliveries: Final = sa.Table(
     sa.Index(None, "project_id", "seq"),
     sa.Index(None, "project_id", "event_id"),
     _partial_index("ix_deliveries_pending", ("next_ms",), PENDING_WHERE),
+    _partial_index("ix_deliveries_pending_of_endpoint", ("endpoint_id", "next_ms"), PENDING_WHERE),
     _partial_index("ix_deliveries_ended", ("ended_ms",), ENDED_WHERE),
 )
 """One row for each endpoint and event, written in the transaction that ends the batch."""

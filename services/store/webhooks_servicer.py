@@ -1,7 +1,9 @@
 """The gRPC service `Webhooks`, in the store."""
 
-import asyncio
+import contextlib
 import secrets
+from collections import Counter
+from collections.abc import Iterator
 from typing import Final
 
 from protos.nightshift.v1 import webhooks_pb2, webhooks_pb2_grpc
@@ -10,13 +12,15 @@ from services.kit.interceptors import Call, project_of
 from services.store import deliveries_repo, webhooks_repo
 from services.store.context import Context
 from services.store.domain import webhooks
+from services.store.domain.receivers import Receivers
 from services.store.paging import page_of
 from services.store.webhook_sender import Message, Sender
 
 DEFAULT_PAGE: Final = 20
 MAX_PAGE: Final = 100
 
-TESTS_AT_ONCE: Final = 8
+TESTS_AT_ONCE: Final = 32
+TESTS_OF_PROJECT: Final = 2
 _SECRET_BYTES: Final = 32
 _STATE_PREFIX: Final = "WEBHOOK_DELIVERY_STATE_"
 _SAMPLE_BATCH: Final = f"batch_{0:032x}"
@@ -25,11 +29,15 @@ _SAMPLE_BATCH: Final = f"batch_{0:032x}"
 class WebhooksServicer(webhooks_pb2_grpc.WebhooksServicer):
     """Endpoints, and what was sent to them."""
 
-    def __init__(self, context: Context, sender: Sender) -> None:
-        """Serve the webhooks of `context`; samples go through `sender`."""
+    def __init__(self, context: Context, sender: Sender, receivers: Receivers) -> None:
+        """Serve the webhooks of `context`; samples go through `sender`.
+
+        What is known of an endpoint is forgotten in `receivers` when there is reason to try again.
+        """
         self._context = context
         self._sender = sender
-        self._tests = asyncio.Semaphore(TESTS_AT_ONCE)
+        self._receivers = receivers
+        self._tests: Counter[str] = Counter()
 
     async def CreateWebhookEndpoint(
         self, request: webhooks_pb2.CreateWebhookEndpointRequest, context: Call
@@ -107,6 +115,8 @@ class WebhooksServicer(webhooks_pb2_grpc.WebhooksServicer):
                 connection, request.webhook_endpoint_id, project_id, now_at, **wanted
             ),
         )
+        if "url" in wanted:
+            self._receivers.forget(row.id)
         return webhooks_pb2.UpdateWebhookEndpointResponse(endpoint=endpoint_proto(row))
 
     async def DeleteWebhookEndpoint(
@@ -158,10 +168,6 @@ class WebhooksServicer(webhooks_pb2_grpc.WebhooksServicer):
                 connection, request.webhook_endpoint_id, project_id
             )
         )
-        if self._tests.locked():
-            raise UnavailableError(
-                "Too many webhook tests run at once; try again.", retry_after_seconds=1.0
-            )
         now_ms = self._context.now_ms()
         unique = self._context.new_id()
         message = Message(
@@ -170,12 +176,13 @@ class WebhooksServicer(webhooks_pb2_grpc.WebhooksServicer):
             payload=webhooks.payload(f"evt_{unique}", event_type, _SAMPLE_BATCH, now_ms // 1000),
             secrets=webhooks_repo.live_secrets(row.secrets, now_ms),
         )
-        async with self._tests:
+        with self._one_test(project_id):
             answer = await self._sender.send(message, self._context.clock.now())
         if answer.status is None:
             raise InvalidRequestError(
                 f"The endpoint did not answer: {answer.error}.", code="webhook_test_failed"
             )
+        self._receivers.forget(row.id)
         return webhooks_pb2.TestWebhookEndpointResponse(
             webhook_endpoint_id=row.id, event_type=event_type, status_code=answer.status
         )
@@ -222,10 +229,35 @@ class WebhooksServicer(webhooks_pb2_grpc.WebhooksServicer):
                 connection, request.id, project_id, now_ms
             ),
         )
+        for row in rows:
+            self._receivers.forget(row.endpoint_id)
         self._context.wake("deliveries")
         return webhooks_pb2.RedeliverWebhookResponse(
             deliveries=[delivery_proto(row) for row in rows]
         )
+
+    @contextlib.contextmanager
+    def _one_test(self, project_id: str) -> Iterator[None]:
+        """Count a test while it runs.
+
+        Raises:
+            UnavailableError: too many run, of the project or in all.
+        """
+        if self._tests[project_id] >= TESTS_OF_PROJECT:
+            raise UnavailableError(
+                f"{TESTS_OF_PROJECT} webhook tests of this project run already; try again when one "
+                "has ended.",
+                retry_after_seconds=1.0,
+            )
+        if self._tests.total() >= TESTS_AT_ONCE:
+            raise UnavailableError(
+                "Too many webhook tests run at once; try again.", retry_after_seconds=1.0
+            )
+        self._tests[project_id] += 1
+        try:
+            yield
+        finally:
+            self._tests[project_id] -= 1
 
     def _check_url(self, url: str) -> None:
         webhooks.check_url(url, allow_private=self._context.settings.webhooks_allow_private)

@@ -6,8 +6,14 @@ import pytest
 import sqlalchemy as sa
 
 from services.store import deliveries_repo
-from services.store.deliveries import AT_ONCE, AT_ONCE_PER_ENDPOINT
 from services.store.domain import webhooks
+from services.store.domain.receivers import (
+    FIRST_PAUSE_SECONDS,
+    HUNG_TIMES,
+    OF_PROJECT,
+    UNSURE_OF_PROJECT,
+)
+from services.store.webhook_sender import Sender
 from services.store.webhook_tables import deliveries
 from tests.integration.store_work.harness import Store
 from tests.integration.store_work.webhooks import (
@@ -23,6 +29,7 @@ from tests.integration.store_work.webhooks import (
     expire_unvalidated,
     fail,
 )
+from tests.kit.eventually import eventually
 from tests.kit.webhook_receiver import Receiver, running_receiver
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -183,43 +190,74 @@ async def test_sending_again_during_an_attempt_outlives_its_failure(
     assert (await project.one()).state == DELIVERED
 
 
-async def test_a_receiver_that_hangs_holds_up_nobody_else(
+async def test_receivers_that_hang_hold_up_no_other_project(
     store: Store, project: Project, receiver: Receiver
 ) -> None:
-    await project.endpoint(f"{receiver.url}/slow")
     receiver.gate.clear()
-    for _ in range(AT_ONCE_PER_ENDPOINT + 3):
+    for number in range(8):
+        await project.endpoint(f"{receiver.url}/{number}")
+    for _ in range(5):
         await fail(store)
-    assert await project.deliveries.run_once() == AT_ONCE_PER_ENDPOINT
-    await receiver.got(AT_ONCE_PER_ENDPOINT)
+    assert await project.deliveries.run_once() == UNSURE_OF_PROJECT
+    await receiver.got(UNSURE_OF_PROJECT)
+    store.project_id = "bob"
+    bob = await project.beside("bob")
     async with running_receiver() as quick:
-        await project.endpoint(f"{quick.url}/quick")
-        await fail(store)
-        assert await project.deliveries.run_once() == 1
-        await quick.got(1)
+        await bob.endpoint(quick.url)
+        for _ in range(2):
+            await fail(store)
+        # Also behind all that waits: the first alone, and the other as soon as that was answered.
+        for number in (1, 2):
+            assert await project.deliveries.run_once() == 1
+            await quick.got(number)
+            await eventually(lambda: project.deliveries.sending == UNSURE_OF_PROJECT)
     receiver.gate.set()
     await project.deliveries.settle()
     while await project.turn():
         pass
-    assert receiver.most_at_once == AT_ONCE_PER_ENDPOINT
-    assert len(receiver.received) == AT_ONCE_PER_ENDPOINT + 4
-    assert {delivery.state for delivery in await project.all()} == {DELIVERED}
+    assert await project.all(state=PENDING) == await bob.all(state=PENDING) == []
+    assert len(receiver.received) == 8 * 5
+    assert receiver.most_at_once <= OF_PROJECT
 
 
-async def test_no_more_than_so_many_are_sent_at_once(
+async def test_an_endpoint_that_hangs_gets_one_attempt_after_each_pause(
     store: Store, project: Project, receiver: Receiver
 ) -> None:
-    for number in range(9):
-        await project.endpoint(f"{receiver.url}/{number}")
-    for _ in range(AT_ONCE_PER_ENDPOINT):
+    async with Sender(allow_private=True, timeout_seconds=0.05) as impatient:
+        project = Project(store, impatient)
+        made = await project.endpoint(receiver.url)
+        for _ in range(HUNG_TIMES + 3):
+            await fail(store)
+        receiver.gate.clear()
+
+        async def hang() -> int:
+            begun = await project.deliveries.run_once()
+            store.clock.advance(15)
+            await project.deliveries.settle()
+            return begun
+
+        assert [await hang() for _ in range(HUNG_TIMES)] == [1] * HUNG_TIMES
+        assert await project.turn() == 0
+        store.clock.advance(FIRST_PAUSE_SECONDS)
+        assert await hang() == 1
+        # The pause grows, and asking for an event again ends it.
+        store.clock.advance(FIRST_PAUSE_SECONDS)
+        assert await project.turn() == 0
+        await project.call("RedeliverWebhook", id=(await project.all())[0].id)
+        assert [await hang() for _ in range(HUNG_TIMES + 1)] == [1] * HUNG_TIMES + [0]
+        # What has waited for 72 hours is given up with one attempt, not one after another.
+        store.clock.advance(72 * HOUR)
         await fail(store)
-    receiver.gate.clear()
-    assert await project.deliveries.run_once() == AT_ONCE
-    await receiver.got(AT_ONCE)
-    receiver.gate.set()
-    await project.deliveries.settle()
-    assert await project.turn() == 4
-    assert len({request.id for request in receiver.received}) == 36
+        assert await hang() == 1
+        assert [one.state for one in await project.all()] == [PENDING] + [GIVEN_UP] * 6
+        # A test that is answered ends the pause as well.
+        receiver.gate.set()
+        assert await project.turn() == 0
+        await project.call(
+            "TestWebhookEndpoint", webhook_endpoint_id=made.endpoint.id, event_type="batch.failed"
+        )
+        assert await project.turn() == 1
+        assert (await project.all())[0].state == DELIVERED
 
 
 async def test_a_lease_keeps_others_away_until_it_lapses(

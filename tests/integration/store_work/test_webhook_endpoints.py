@@ -1,13 +1,15 @@
 """Endpoints, their secrets and their lists, and that each project has only its own."""
 
+import asyncio
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
 from protos.nightshift.v1 import common_pb2
-from services.kit.errors import ConflictError, InvalidRequestError, NotFoundError
+from services.kit.errors import ConflictError, InvalidRequestError, NotFoundError, UnavailableError
 from services.store.webhook_tables import webhook_endpoints
+from services.store.webhooks_servicer import TESTS_OF_PROJECT
 from tests.integration.store_work.harness import Store
 from tests.integration.store_work.webhooks import (
     ALL,
@@ -101,7 +103,7 @@ async def test_another_projects_webhooks_are_unknown_and_not_told(
     await complete(store)
     await project.turn()
     delivery = await project.one()
-    other = Project(store, project.sender, "other")
+    other = await project.beside("other")
     where = {"webhook_endpoint_id": made.endpoint.id}
     calls: list[tuple[str, dict[str, Any]]] = [
         ("GetWebhookEndpoint", where),
@@ -181,6 +183,31 @@ async def test_a_test_tells_what_the_endpoint_answered_and_leaves_nothing(
         await project.call("TestWebhookEndpoint", **fields)
     assert refused.value.code == "webhook_test_failed"
     assert await project.all() == []
+
+
+async def test_one_projects_tests_leave_room_for_others(
+    store: Store, project: Project, receiver: Receiver
+) -> None:
+    receiver.gate.clear()
+
+    async def test(of: Project, endpoint_id: str) -> int:
+        answer = await of.call(
+            "TestWebhookEndpoint", webhook_endpoint_id=endpoint_id, event_type="batch.failed"
+        )
+        return int(answer.status_code)
+
+    mine = (await project.endpoint(receiver.url)).endpoint.id
+    running = [asyncio.create_task(test(project, mine)) for _ in range(TESTS_OF_PROJECT)]
+    await receiver.got(TESTS_OF_PROJECT)
+    with pytest.raises(UnavailableError, match="of this project"):
+        await test(project, mine)
+    other = await project.beside("other")
+    theirs = (await other.endpoint(receiver.url)).endpoint.id
+    running.append(asyncio.create_task(test(other, theirs)))
+    await receiver.got(TESTS_OF_PROJECT + 1)
+    receiver.gate.set()
+    assert await asyncio.gather(*running) == [204] * (TESTS_OF_PROJECT + 1)
+    assert await test(project, mine) == 204
 
 
 async def test_a_project_has_a_bounded_number_of_endpoints(project: Project) -> None:

@@ -5,6 +5,8 @@ from typing import Any
 from protos.nightshift.v1 import batches_pb2, webhooks_pb2
 from services.store.deliveries import Deliveries
 from services.store.domain import webhooks
+from services.store.domain.receivers import Receivers
+from services.store.models import projects
 from services.store.webhook_sender import Sender
 from services.store.webhooks_servicer import WebhooksServicer
 from tests.integration.store_work.harness import Store
@@ -23,9 +25,22 @@ class Project:
     def __init__(self, store: Store, sender: Sender, project_id: str = "default") -> None:
         self.store = store
         self.project_id = project_id
-        self.deliveries = Deliveries(store.context, sender, chance=lambda: 0.5)
+        receivers = Receivers()
+        self.deliveries = Deliveries(store.context, sender, receivers, chance=lambda: 0.5)
         self.sender = sender
-        self._servicer = WebhooksServicer(store.context, sender)
+        self._servicer = WebhooksServicer(store.context, sender, receivers)
+
+    async def beside(self, project_id: str) -> "Project":
+        """Make another project of the same store, whose loop is this one's."""
+        await self.store.context.db.write(
+            "test.step",
+            lambda connection: connection.execute(
+                projects.insert().values(id=project_id, created_at=1)
+            ),
+        )
+        other = Project(self.store, self.sender, project_id)
+        other.deliveries, other._servicer = self.deliveries, self._servicer
+        return other
 
     async def call(self, method: str, **fields: Any) -> Any:
         """Call a method of `Webhooks` as the gateway does, errors as our own."""

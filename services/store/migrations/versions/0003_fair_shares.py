@@ -1,14 +1,42 @@
 """Fair shares: what one project, line or receiver holds is bounded."""
 
+import sqlalchemy as sa
+from alembic import op
+
 revision = "0003"
 down_revision = "0002"
 branch_labels = None
 depends_on = None
 
+_INDEXES = (
+    (
+        "ix_deliveries_pending_of_endpoint",
+        "deliveries",
+        ["endpoint_id", "next_ms"],
+        "state = 'pending'",
+    ),
+    (
+        "ix_webhook_endpoints_live",
+        "webhook_endpoints",
+        ["id", "project_id"],
+        "deleted_at IS NULL",
+    ),
+)
+
 
 def upgrade() -> None:
     """Bring the schema to this revision."""
+    for name, table, columns, where in _INDEXES:
+        op.create_index(
+            name,
+            table,
+            columns,
+            sqlite_where=sa.text(where),
+            postgresql_where=sa.text(where),
+        )
 
 
 def downgrade() -> None:
     """Go back to the revision before."""
+    for name, table, _, _ in _INDEXES:
+        op.drop_index(name, table_name=table)
