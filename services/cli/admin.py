@@ -1,5 +1,8 @@
 """Calls to the store that operators' commands make, with the services' secret."""
 
+import getpass
+import os
+import socket
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -35,7 +38,7 @@ async def put_models(store: str, secret: str, names: Sequence[str]) -> None:
     async with rpc.open_channel(store) as channel:
         try:
             await admin_pb2_grpc.AdminStub(channel).PutModels(
-                admin_pb2.PutModelsRequest(models=models), metadata=rpc.metadata(secret)
+                admin_pb2.PutModelsRequest(models=models), metadata=_metadata(secret)
             )
         except rpc.CallFault as failure:
             raise from_rpc_error(failure) from failure
@@ -150,6 +153,18 @@ async def set_quota(store: Store, project_id: str, quota_bytes: int | None) -> a
 async def _ask(store: Store, call: Callable[[Any, Any], Awaitable[T]]) -> T:
     async with rpc.open_channel(store.address) as channel:
         try:
-            return await call(admin_pb2_grpc.AdminStub(channel), rpc.metadata(store.secret))
+            return await call(admin_pb2_grpc.AdminStub(channel), _metadata(store.secret))
         except rpc.CallFault as failure:
             raise from_rpc_error(failure) from failure
+
+
+def _metadata(secret: str) -> tuple[tuple[str, str], ...]:
+    """Return what each call carries: the secret, and who asks, for the store's log."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):
+        # A container's user may have a number only.
+        user = str(os.getuid())
+    operator = f"{user}@{socket.gethostname()}"
+    # Metadata is ASCII.
+    return rpc.metadata(secret, operator=operator.encode("ascii", "replace").decode())

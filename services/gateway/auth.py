@@ -29,22 +29,29 @@ class Caller:
         project_id: owner of all that it may see.
         request_id: `req_` and 32 hex digits.
         key_id: the key shown; None while none is configured.
+        client: the address that it came from.
         idempotency_key: under which it creates a file or batch; None where it sent none.
     """
 
     project_id: ProjectId
     request_id: str
     key_id: str | None = None
+    client: str = ""
     idempotency_key: str | None = None
 
 
 class Auth(Protocol):
     """Turns what a client shows into whom it stands for."""
 
-    async def authenticate(self, authorization: str) -> Identity:
+    async def keys_needed(self) -> bool:
+        """Tell whether any key was ever made."""
+        ...
+
+    async def authenticate(self, authorization: str, client: str = "") -> Identity:
         """Return the owner of an `Authorization` header; empty when none was sent.
 
         Raises:
             AuthenticationError: no key, or a wrong one.
+            RateLimitedError: too many wrong ones came from the address `client`.
         """
         ...

@@ -10,13 +10,17 @@ import structlog
 from opentelemetry import context as trace_context
 from opentelemetry import trace
 
-from services.gateway import validate
+from services.gateway import key_metrics, validate
 from services.gateway.auth import Caller
+from services.gateway.callers import peer_address
 from services.gateway.clients import IDLE_SECONDS
 from services.gateway.context import Context
 from services.kit import interceptors, rpc, telemetry
 from services.kit.errors import InvalidRequestError
 from services.kit.interceptors import Call, metadata_value
+from services.kit.log import get_logger
+
+_log = get_logger(__name__)
 
 _request_id: ContextVar[str] = ContextVar("nightshift_grpc_request_id")
 _caller: ContextVar[Caller] = ContextVar("nightshift_grpc_caller")
@@ -38,7 +42,8 @@ class RequestInterceptor(interceptors.AroundInterceptor):
         """Name the call."""
         request_id = self._context.new_request_id()
         _request_id.set(request_id)
-        structlog.contextvars.bind_contextvars(request_id=request_id)
+        client = peer_address(context.peer())
+        structlog.contextvars.bind_contextvars(request_id=request_id, client=client)
         context.set_trailing_metadata(((rpc.REQUEST_KEY, request_id),))
         if telemetry.enabled():
             parent = telemetry.context_of({"traceparent": metadata_value(context, "traceparent")})
@@ -50,7 +55,13 @@ class RequestInterceptor(interceptors.AroundInterceptor):
     async def leave(
         self, method: str, context: Call, error: BaseException | None, seconds: float
     ) -> None:
-        """End the span."""
+        """End the span, and log one line."""
+        caller = _caller.get(None)
+        if caller is not None and caller.key_id is not None:
+            key_metrics.ended(caller.key_id)
+        if not method.startswith(interceptors.OPEN_METHODS):
+            code = interceptors.code_name(context, error)
+            _log.info("request", method=method, code=code, ms=round(seconds * 1000, 1))
         entry = self._SPAN.get(None)
         if entry is not None:
             entry[0].end()
@@ -72,7 +83,9 @@ class AuthInterceptor(interceptors.AroundInterceptor):
         if method.startswith(interceptors.OPEN_METHODS):
             return
         authorization = metadata_value(context, "authorization")
-        caller, allowance = await self._context.admit(authorization, _request_id.get())
+        caller, allowance = await self._context.admit(
+            authorization, _request_id.get(), peer_address(context.peer())
+        )
         _caller.set(caller)
         if allowance is not None:
             outer = tuple(context.trailing_metadata() or ())

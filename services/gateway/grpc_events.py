@@ -22,9 +22,10 @@ class EventsServicer(Servicer, events_pb2_grpc.EventsServicer):
         """See events.proto; UNAVAILABLE when it ends before the batch does: watch again."""
         validate.batch_id_of(request.batch_id)
         authorization = metadata_value(context, "authorization")
+        client = self._caller().client
 
         async def check() -> None:
-            await self._context.auth.authenticate(authorization)
+            await self._context.auth.authenticate(authorization, client)
 
         watch = BatchWatch(self._store, self._context.watchers, self._caller(), request, check)
         async with contextlib.aclosing(watch.pages()) as pages:

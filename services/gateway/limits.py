@@ -14,6 +14,7 @@ MAX_BUCKETS: Final = 10_000
 """Keys that are remembered; the one that was quiet longest is forgotten: its bucket is full."""
 
 _MINUTE: Final = 60.0
+_HAIR: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,11 +68,11 @@ class RequestLimiter:
     def take(self, key_id: str, per_minute: int) -> Allowance:
         """Count one request of a key that may send `per_minute` (at least 1)."""
         now = self._clock.monotonic()
-        tokens, at = self._buckets.pop(key_id, (float(per_minute), now))
         rate = per_minute / _MINUTE
-        tokens = min(float(per_minute), tokens + (now - at) * rate)
+        tokens = self._tokens(key_id, per_minute, now)
+        self._buckets.pop(key_id, None)
         # A hair less than one is one: waiting as long as was said must be enough.
-        granted = tokens >= 1.0 - 1e-6
+        granted = tokens >= 1.0 - _HAIR
         wait = 0.0 if granted else (1.0 - tokens) / rate
         tokens = max(0.0, tokens - 1.0) if granted else tokens
         self._buckets[key_id] = tokens, now
@@ -83,6 +84,15 @@ class RequestLimiter:
             reset_seconds=(per_minute - tokens) / rate,
             wait_seconds=wait,
         )
+
+    def wait_seconds(self, key_id: str, per_minute: int) -> float:
+        """Return how long until `take` would grant a request, and count none."""
+        tokens = self._tokens(key_id, per_minute, self._clock.monotonic())
+        return 0.0 if tokens >= 1.0 - _HAIR else (1.0 - tokens) / (per_minute / _MINUTE)
+
+    def _tokens(self, key_id: str, per_minute: int, now: float) -> float:
+        tokens, at = self._buckets.get(key_id, (float(per_minute), now))
+        return min(float(per_minute), tokens + (now - at) * per_minute / _MINUTE)
 
 
 def duration(seconds: float) -> str:

@@ -17,6 +17,7 @@ from services.gateway.keys import KeyAuth
 from services.gateway.limits import RequestLimiter
 from services.gateway.protocol import BoundedProtocol
 from services.gateway.settings import GatewaySettings
+from services.gateway.sites import Sites
 from services.kit import ids, rpc, service
 from services.kit.addresses import split_address
 from services.kit.clock import SystemClock
@@ -73,6 +74,7 @@ async def running(settings: GatewaySettings, secret: str) -> AsyncIterator[Liste
             requests_per_minute=settings.requests_per_minute,
             windows=settings.windows,
             new_id=ids.uuid7_hex,
+            sites=Sites(settings.hosts),
         )
         listener = stack.enter_context(_listen(settings.listen))
         public = await start_public_server(context, settings.grpc_listen)
@@ -199,6 +201,7 @@ async def serve(stopping: asyncio.Event) -> None:
     await refuse_open(settings, secret, stopping)
     if stopping.is_set():
         return
+    service.serve_metrics(settings.metrics_listen, "NIGHTSHIFT_GATEWAY_METRICS_LISTEN")
     async with running(settings, secret) as listening:
         _log.info("listening", http_port=listening.http_port, grpc_port=listening.grpc_port)
         await stopping.wait()

@@ -11,6 +11,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from services.gateway import key_metrics
+from services.gateway.auth import Caller
+from services.gateway.callers import caller_address
 from services.gateway.envelope import error_response
 from services.kit.errors import (
     InternalError,
@@ -45,6 +48,7 @@ _METHODS: Final = frozenset(
 _QUIET: Final = frozenset({"/healthz", "/readyz", "/metrics"})
 _REQUEST_ID: Final = "nightshift.request_id"
 _HEADERS: Final = "nightshift.headers"
+_CALLER: Final = "nightshift.caller"
 
 
 def request_id_of(scope: Scope) -> str:
@@ -56,6 +60,11 @@ def request_id_of(scope: Scope) -> str:
 def add_headers(scope: Scope, headers: Iterable[tuple[str, str]]) -> None:
     """Have the answer to a request carry these too, whatever it will be."""
     scope[_HEADERS] = [(name.encode(), value.encode()) for name, value in headers]
+
+
+def note_caller(scope: Scope, caller: Caller) -> None:
+    """Have the end of the request counted as the caller's."""
+    scope[_CALLER] = caller
 
 
 class RequestMiddleware:
@@ -91,13 +100,17 @@ class RequestMiddleware:
                 ]
             await send(message)
 
-        with structlog.contextvars.bound_contextvars(request_id=request_id):
+        client = caller_address(scope)
+        with structlog.contextvars.bound_contextvars(request_id=request_id, client=client):
             try:
                 await self._app(scope, receive, send_with_headers)
             finally:
                 self._record(scope, status, time.perf_counter() - started)
 
     def _record(self, scope: Scope, status: int, seconds: float) -> None:
+        caller: Caller | None = scope.get(_CALLER)
+        if caller is not None and caller.key_id is not None:
+            key_metrics.ended(caller.key_id)
         method = scope["method"] if scope["method"] in _METHODS else "other"
         route: str = getattr(scope.get("route"), "path", "unknown")
         _REQUESTS.labels(method, route, str(status)).inc()

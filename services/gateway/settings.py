@@ -9,12 +9,13 @@ from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from services.kit.addresses import split_address
-from services.kit.settings import Listen, ServiceSettings, Stores
+from services.kit.settings import Listen, MaybeListen, ServiceSettings, Stores
 
 MAX_WINDOW_SECONDS: Final = 7 * 86_400
 """Chunks on the bus live for 8 days, so that no batch may take longer than 7."""
 
 _WINDOW: Final = re.compile(r"([1-9][0-9]{0,6})([smhd])")
+_HOST: Final = re.compile(r"[A-Za-z0-9_.-]+")
 _UNIT_SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 
@@ -35,6 +36,11 @@ class GatewaySettings(ServiceSettings):
     completion_windows: str = "24h"
     #: Lets an address that other machines can reach be listened on although no key was ever made.
     allow_open: bool = False
+    #: Names under which clients reach the gateway without a key, beside localhost, IP addresses and
+    #: the one that it listens on: a comma list. Others may be a web page's.
+    allowed_hosts: str = ""
+    #: Metrics for other machines, `host:port`; empty means that only this one may ask /metrics.
+    metrics_listen: MaybeListen = ""
     #: How often a key may call that has no limit of its own; each gateway counts alone.
     requests_per_minute: int | None = Field(None, gt=0)
     #: How long a gateway that stops still takes requests and says at /readyz that it does not:
@@ -50,6 +56,18 @@ class GatewaySettings(ServiceSettings):
     def _are_windows(cls, value: str) -> str:
         parse_windows(value)
         return value
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _are_hosts(cls, value: str) -> str:
+        if not all(_HOST.fullmatch(host) for host in _names(value)):
+            raise ValueError("expected a comma list of host names without ports, such as gateway")
+        return value
+
+    @property
+    def hosts(self) -> set[str]:
+        """Names under which clients reach the gateway without a key."""
+        return {split_address(self.listen)[0], *_names(self.allowed_hosts)}
 
     @property
     def windows(self) -> dict[str, int]:
@@ -68,6 +86,10 @@ class GatewaySettings(ServiceSettings):
             if not is_loopback(host):
                 return f"NIGHTSHIFT_GATEWAY_{name}", address
         return None
+
+
+def _names(text: str) -> list[str]:
+    return [name for part in text.split(",") if (name := part.strip())]
 
 
 def is_loopback(host: str) -> bool:

@@ -145,11 +145,7 @@ class TelemetryInterceptor(AroundInterceptor):
         seconds: float,
     ) -> None:
         """Record the call under its final status code."""
-        # Unset, grpc gives the number 0 rather than a status.
-        code: object = context.code()
-        unset = "OK" if error is None else "UNKNOWN"
-        name = code.name if isinstance(code, grpc.StatusCode) else unset
-        _CALLS.labels(method, name).inc()
+        _CALLS.labels(method, code_name(context, error)).inc()
         _SECONDS.labels(method).observe(seconds)
 
 
@@ -229,6 +225,14 @@ class ErrorsInterceptor(AroundInterceptor):
         # `abort_with_status` would drop what an outer interceptor has set, such as a request id.
         outer = tuple(context.trailing_metadata() or ())
         await context.abort(status.code, status.details, (*outer, *status.trailing_metadata))
+
+
+def code_name(context: Call, error: BaseException | None) -> str:
+    """Return the status code that a call ended with, as an outer interceptor sees it."""
+    # Unset, grpc gives the number 0 rather than a status.
+    code: object = context.code()
+    unset = "OK" if error is None else "UNKNOWN"
+    return code.name if isinstance(code, grpc.StatusCode) else unset
 
 
 def metadata_value(context: Call, key: str) -> str:

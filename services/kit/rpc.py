@@ -26,6 +26,7 @@ __all__ = [
     "API_KEY_ID_KEY",
     "IDEMPOTENCY_KEY",
     "KEEPALIVE_SECONDS",
+    "OPERATOR_KEY",
     "POLICIES",
     "PROJECT_KEY",
     "REQUEST_KEY",
@@ -65,6 +66,7 @@ PROJECT_KEY: Final = "x-nightshift-project"
 REQUEST_KEY: Final = "x-request-id"
 API_KEY_ID_KEY: Final = "x-nightshift-key"
 IDEMPOTENCY_KEY: Final = "idempotency-key"
+OPERATOR_KEY: Final = "x-nightshift-operator"
 
 _NEED: Final = "nightshift.needs."
 """Before what a service needs, as a name of its health service: it serves while that is there."""
@@ -86,6 +88,7 @@ def metadata(
     request_id: str | None = None,
     key_id: str | None = None,
     idempotency_key: str | None = None,
+    operator: str | None = None,
 ) -> tuple[tuple[str, str], ...]:
     """Return the metadata of a call from one service to another.
 
@@ -95,6 +98,7 @@ def metadata(
         request_id: the public `req_…` id, for logs.
         key_id: the API key that was shown, for usage; only the gateway sets it.
         idempotency_key: under which a file or batch is created, as the client sent it.
+        operator: who runs an operator's command, for logs; only those set it.
     """
     pairs = [(SECRET_KEY, secret)]
     optional = (
@@ -102,6 +106,7 @@ def metadata(
         (REQUEST_KEY, request_id),
         (API_KEY_ID_KEY, key_id),
         (IDEMPOTENCY_KEY, idempotency_key),
+        (OPERATOR_KEY, operator),
     )
     pairs += [(name, value) for name, value in optional if value is not None]
     traceparent = telemetry.current_traceparent()

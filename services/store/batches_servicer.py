@@ -11,6 +11,7 @@ from services.kit.errors import InvalidRequestError
 from services.kit.ids import BatchId
 from services.kit.interceptors import Call, metadata_value, project_of
 from services.store import batches_repo, idempotency_repo, pools_repo, uploading, usage_repo
+from services.store.audit import record
 from services.store.context import Context
 from services.store.domain.state import BatchStatus
 from services.store.domain.waiting import Explanation, explain
@@ -139,12 +140,13 @@ class BatchesServicer(batches_pb2_grpc.BatchesServicer):
         self._context.wake("outbox")
         self._context.wake("ender")
         self._context.wake("events")
+        record(context, "batch_cancelled", batch=request.batch_id)
         return batches_pb2.CancelBatchResponse(batch=await self._shown(row))
 
     async def _shown(self, row: batches_repo.Row) -> batches_pb2.Batch:
         if row.pool_id is None:
             # Not validated yet: there is nothing to look up.
-            return to_proto(row, explain(BatchStatus(row.status), None, 0, row.fault))
+            return to_proto(row, explain(BatchStatus(row.status), None, 0, fault=row.fault))
         now_ms = self._context.now_ms()
         (explanation,) = await self._context.db.read(
             lambda connection: pools_repo.explanations(connection, [row], now_ms)

@@ -11,6 +11,7 @@ from services.kit.interceptors import Call, metadata_value, project_of
 from services.kit.log import get_logger
 from services.kit.ranges import check_range
 from services.store import files_repo, losses, uploading
+from services.store.audit import record
 from services.store.blobs.base import BlobMissingError
 from services.store.context import Context
 from services.store.input_reader import read_span
@@ -86,6 +87,7 @@ class FilesServicer(files_pb2_grpc.FilesServicer):
             lambda connection: files_repo.delete(connection, request.file_id, project_id, now_at),
         )
         self._context.wake("sweeper")
+        record(context, "file_deleted", file=request.file_id)
         return files_pb2.DeleteFileResponse(file_id=request.file_id)
 
     async def ReadFile(

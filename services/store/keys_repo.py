@@ -7,6 +7,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from protos.nightshift.v1 import admin_pb2
+from services.kit.api_keys import START
 from services.kit.errors import InvalidRequestError, NotFoundError
 from services.kit.ids import ProjectId
 from services.store.context import next_seq
@@ -124,6 +125,16 @@ def look_up(connection: sa.Connection, sha256: str) -> tuple[bool, Row | None]:
     if row is not None:
         return True, row
     return connection.scalar(sa.select(api_keys.c.id).limit(1)) is not None, None
+
+
+def summary(connection: sa.Connection) -> tuple[bool, bool]:
+    """Return whether any key was ever made, and whether a good one has no checksum."""
+    made = connection.scalar(sa.select(api_keys.c.id).limit(1)) is not None
+    old = sa.select(api_keys.c.id).where(
+        api_keys.c.revoked_at.is_(None),
+        sa.not_(api_keys.c.prefix.startswith(START, autoescape=True)),
+    )
+    return made, made and connection.scalar(old.limit(1)) is not None
 
 
 def to_proto(row: Row) -> admin_pb2.ApiKey:

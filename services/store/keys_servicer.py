@@ -5,12 +5,13 @@ import secrets
 from typing import Final
 
 from protos.nightshift.v1 import admin_pb2, admin_pb2_grpc
+from services.kit import api_keys
 from services.kit.errors import InvalidRequestError
 from services.kit.interceptors import Call
 from services.store import keys_repo, usage_repo
+from services.store.audit import record
 from services.store.context import Context
 
-_KEY_START: Final = "ns-"
 _KEY_BYTES: Final = 32
 _PREFIX_CHARACTERS: Final = 7
 
@@ -25,7 +26,7 @@ class KeyAdmin(admin_pb2_grpc.AdminServicer):
     ) -> admin_pb2.CreateKeyResponse:
         """See admin.proto."""
         keys_repo.check_new(request)
-        secret = _KEY_START + secrets.token_urlsafe(_KEY_BYTES)
+        secret = api_keys.new_key(secrets.token_bytes(_KEY_BYTES))
         key = keys_repo.NewKey(
             id=f"key_{self._context.new_id()}",
             project_id=keys_repo.project_of(request.project_id),
@@ -41,6 +42,7 @@ class KeyAdmin(admin_pb2_grpc.AdminServicer):
         row = await self._context.db.write(
             "key.create", lambda connection: keys_repo.insert(connection, key, now_at)
         )
+        record(context, "key_made", of_project=key.project_id, made=key.id)
         return admin_pb2.CreateKeyResponse(key=keys_repo.to_proto(row), secret=secret)
 
     async def ListKeys(
@@ -63,6 +65,7 @@ class KeyAdmin(admin_pb2_grpc.AdminServicer):
                 connection, request.key_id, request.project_id, now_at
             ),
         )
+        record(context, "key_revoked", of_project=row.project_id, revoked=row.id)
         return admin_pb2.RevokeKeyResponse(key=keys_repo.to_proto(row))
 
     async def LookUpKey(
@@ -71,6 +74,11 @@ class KeyAdmin(admin_pb2_grpc.AdminServicer):
         """See admin.proto."""
         if len(request.sha256) not in (0, 32):
             raise InvalidRequestError("A key is looked up by its SHA-256.")
+        if not request.sha256:
+            made, old = await self._context.db.read(keys_repo.summary)
+            return admin_pb2.LookUpKeyResponse(
+                keys_needed=made, all_have_checksums=made and not old
+            )
         needed, row = await self._context.db.read(
             lambda connection: keys_repo.look_up(connection, request.sha256.hex())
         )

@@ -6,6 +6,7 @@ from protos.nightshift.v1 import admin_pb2, models_pb2, models_pb2_grpc
 from services.kit.errors import InvalidRequestError
 from services.kit.interceptors import Call
 from services.store import models_repo
+from services.store.audit import record
 from services.store.context import Context
 from services.store.keys_servicer import KeyAdmin
 from services.store.projects_servicer import ProjectAdmin
@@ -71,6 +72,7 @@ class AdminServicer(KeyAdmin, ProjectAdmin):
             return models_repo.list_all(connection)
 
         rows = await self._context.db.write("models.put", put)
+        record(context, "models_put", models=[model.id for model in request.models])
         return admin_pb2.PutModelsResponse(models=[models_repo.to_proto(row) for row in rows])
 
     async def DeleteModel(
@@ -80,4 +82,5 @@ class AdminServicer(KeyAdmin, ProjectAdmin):
         await self._context.db.write(
             "models.delete", lambda connection: models_repo.delete(connection, request.model_id)
         )
+        record(context, "model_deleted", model=request.model_id)
         return admin_pb2.DeleteModelResponse(model_id=request.model_id)

@@ -64,7 +64,9 @@ def explanations(connection: sa.Connection, rows: Sequence[Row], now_ms: int) ->
                 BatchStatus(row.status),
                 known.get(chosen[row.id] or ""),
                 ahead.get(row.id, 0),
-                row.fault,
+                fault=row.fault,
+                # Who works without keys is their own operator.
+                for_operator=row.key_id is None,
             ),
             engines=engines.get(row.id, ()),
         )

@@ -5,6 +5,7 @@ import sqlalchemy as sa
 from protos.nightshift.v1 import admin_pb2, admin_pb2_grpc
 from services.kit.interceptors import Call
 from services.store import quota_repo
+from services.store.audit import record
 from services.store.context import Context
 
 
@@ -40,6 +41,7 @@ class ProjectAdmin(admin_pb2_grpc.AdminServicer):
             return self._project(connection, row)
 
         changed = await self._context.db.write("project.set_quota", change)
+        record(context, "quota_set", of_project=request.project_id, quota_bytes=own)
         return admin_pb2.SetProjectQuotaResponse(project=changed)
 
     def _project(self, connection: sa.Connection, row: quota_repo.Row) -> admin_pb2.Project:

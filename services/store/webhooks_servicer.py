@@ -10,6 +10,7 @@ from protos.nightshift.v1 import webhooks_pb2, webhooks_pb2_grpc
 from services.kit.errors import InvalidRequestError, UnavailableError
 from services.kit.interceptors import Call, project_of
 from services.store import deliveries_repo, webhooks_repo
+from services.store.audit import record
 from services.store.context import Context
 from services.store.domain import webhooks
 from services.store.domain.receivers import Receivers
@@ -63,6 +64,7 @@ class WebhooksServicer(webhooks_pb2_grpc.WebhooksServicer):
                 now_at=now_at,
             ),
         )
+        record(context, "webhook_made", endpoint=endpoint_id)
         return webhooks_pb2.CreateWebhookEndpointResponse(
             endpoint=endpoint_proto(row), signing_secret=secret
         )
@@ -117,6 +119,7 @@ class WebhooksServicer(webhooks_pb2_grpc.WebhooksServicer):
         )
         if "url" in wanted:
             self._receivers.forget(row.id)
+        record(context, "webhook_changed", endpoint=request.webhook_endpoint_id)
         return webhooks_pb2.UpdateWebhookEndpointResponse(endpoint=endpoint_proto(row))
 
     async def DeleteWebhookEndpoint(
@@ -131,6 +134,7 @@ class WebhooksServicer(webhooks_pb2_grpc.WebhooksServicer):
                 connection, request.webhook_endpoint_id, project_id, now_ms
             ),
         )
+        record(context, "webhook_deleted", endpoint=request.webhook_endpoint_id)
         return webhooks_pb2.DeleteWebhookEndpointResponse(
             webhook_endpoint_id=request.webhook_endpoint_id
         )
@@ -153,6 +157,7 @@ class WebhooksServicer(webhooks_pb2_grpc.WebhooksServicer):
                 now_ms=now_ms,
             ),
         )
+        record(context, "webhook_secret_rotated", endpoint=request.webhook_endpoint_id)
         return webhooks_pb2.RotateWebhookSecretResponse(
             endpoint=endpoint_proto(row), signing_secret=secret
         )

@@ -22,7 +22,7 @@ from tests.kit.up import RunningUp
 pytestmark = [pytest.mark.contract, pytest.mark.asyncio(loop_scope="module")]
 
 MIB: Final = 1 << 20
-HEAD: Final = "POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: {type}\r\n{length}\r\n\r\n"
+HEAD: Final = "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: {type}\r\n{length}\r\n\r\n"
 MULTIPART: Final = FORM["content-type"]
 DRIPPERS: Final = 60
 
@@ -91,7 +91,7 @@ async def test_a_creation_that_breaks_off_makes_no_batch(
             writer.write(head.encode() + body[:cut])
             await writer.drain()
     async with connected(system) as writer:
-        writer.write(b"POST /v1/batches HTTP/1.1\r\nhost: x\r\nconte")
+        writer.write(b"POST /v1/batches HTTP/1.1\r\nhost: localhost\r\nconte")
         await writer.drain()
     assert (await run(openai_client, chats(1))).counts == (1, 1, 0)
     after = (await openai_client.batches.list(limit=2)).data

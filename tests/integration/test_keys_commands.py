@@ -52,7 +52,7 @@ def test_a_key_is_printed_once_and_alone(tmp_path: Path) -> None:
     done = nightshift("keys", "create", "--project", "p", "--name", "n", "--data", str(data))
     assert done.returncode == 0, done.stderr
     secret = done.stdout.strip()
-    assert secret.startswith("ns-")
+    assert secret.startswith("nsk-")
     assert len(done.stdout.splitlines()) == 1
     assert "not shown again" in done.stderr
     table = nightshift("keys", "list", "--data", str(data)).stdout
@@ -222,7 +222,7 @@ def test_a_directory_in_use_by_a_store_alone_is_said_so(tmp_path: Path) -> None:
             NIGHTSHIFT_SECRET_FILE=str(store.data / "secret"),
         )
         assert made.returncode == 0, made.stderr
-        assert made.stdout.startswith("ns-")
+        assert made.stdout.startswith("nsk-")
         asyncio.run(put_models(store.address, (store.data / "secret").read_text().strip(), ["m"]))
         gone = nightshift(
             *("models", "remove", "m", "--store", store.address),

@@ -83,6 +83,7 @@ class ScriptedStore:
     on_frame: Callable[[int], None] | None = None
     keys: dict[bytes, admin_pb2.ApiKey] = field(default_factory=dict)
     keys_needed: bool = False
+    all_have_checksums: bool = False
     key_lookups: list[bytes] = field(default_factory=list)
     running: rpc.RunningServer | None = None
     _script: dict[str, deque[Answer]] = field(default_factory=lambda: defaultdict(deque))
@@ -177,7 +178,9 @@ class _Servicer(
         store = self._store
         store.key_lookups.append(request.sha256)
         return admin_pb2.LookUpKeyResponse(
-            keys_needed=store.keys_needed, key=store.keys.get(request.sha256)
+            keys_needed=store.keys_needed,
+            key=store.keys.get(request.sha256),
+            all_have_checksums=store.all_have_checksums,
         )
 
     async def UploadFile(

@@ -52,10 +52,10 @@ class EventRoutes:
             # A client that goes on by itself repeats the URL, with what it began after.
             after=request.headers.get("last-event-id") or query.get("after", ""),
         )
-        authorization = request.headers.get("authorization", "")
+        authorization, client = request.headers.get("authorization", ""), caller.client
 
         async def check() -> None:
-            await self._context.auth.authenticate(authorization)
+            await self._context.auth.authenticate(authorization, client)
 
         context = self._context
         return EventStream(BatchWatch(context.store, context.watchers, caller, wanted, check))

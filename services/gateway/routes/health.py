@@ -10,10 +10,12 @@ from starlette.routing import BaseRoute, Mount
 from starlette.staticfiles import StaticFiles
 from swagger_ui_bundle import swagger_ui_path
 
+from services.gateway.callers import caller_address
 from services.gateway.context import Context
 from services.gateway.envelope import JsonResponse
 from services.gateway.routes.resource import page
-from services.kit.errors import UnavailableError
+from services.gateway.settings import is_loopback
+from services.kit.errors import PermissionError_, UnavailableError
 
 _PAGE: Final = """<!doctype html>
 <html lang="en">
@@ -86,8 +88,15 @@ class HealthRoutes:
             "waits for its database says so in its log (database_awaited)."
         )
 
-    async def metrics(self, _request: Request) -> Response:
-        """Return what Prometheus scrapes."""
+    async def metrics(self, request: Request) -> Response:
+        """Return what Prometheus scrapes, from this machine only once there are keys."""
+        self._context.sites.check(request)
+        here = is_loopback(caller_address(request.scope))
+        if not here and await self._context.auth.keys_needed():
+            raise PermissionError_(
+                "Metrics are served to this machine only. (HINT: "
+                "NIGHTSHIFT_GATEWAY_METRICS_LISTEN names an address for Prometheus.)"
+            )
         return Response(
             prometheus_client.generate_latest(),
             headers={"content-type": prometheus_client.CONTENT_TYPE_LATEST},

@@ -11,12 +11,12 @@ from starlette.routing import Route
 
 from services.gateway import validate
 from services.gateway.auth import Caller
+from services.gateway.callers import caller_address
 from services.gateway.clients import IDLE_SECONDS
 from services.gateway.context import Context
-from services.gateway.middleware import add_headers, request_id_of
+from services.gateway.middleware import add_headers, note_caller, request_id_of
 from services.kit.errors import (
     InvalidRequestError,
-    PermissionError_,
     TooLargeError,
     UnsupportedMediaError,
 )
@@ -44,13 +44,16 @@ def resource(context: Context, path: str, handlers: Mapping[str, Handler]) -> li
 
     async def endpoint(request: Request) -> Response:
         caller, allowance = await context.admit(
-            request.headers.get("authorization", ""), request_id_of(request.scope)
+            request.headers.get("authorization", ""),
+            request_id_of(request.scope),
+            caller_address(request.scope),
         )
+        note_caller(request.scope, caller)
         if allowance is not None:
             add_headers(request.scope, allowance.headers())
             allowance.check()
         if caller.key_id is None:
-            _refuse_other_sites(request)
+            context.sites.check(request)
         method = "GET" if request.method == "HEAD" else request.method
         return await handlers[method](request, caller)
 
@@ -67,19 +70,6 @@ def _routes(path: str, endpoint: Page, methods: list[str]) -> list[Route]:
     if not path.endswith("/"):
         routes.append(Route(f"{path}/", endpoint, methods=methods))
     return routes
-
-
-def _refuse_other_sites(request: Request) -> None:
-    """Refuse what a web page of elsewhere has a browser send: without keys it would be let in.
-
-    Raises:
-        PermissionError_: the browser says that it is so.
-    """
-    if request.headers.get("sec-fetch-site") == "cross-site":
-        raise PermissionError_(
-            "A web page of another site may not use this server while no API key is configured. "
-            "(HINT: `nightshift keys create` makes one.)"
-        )
 
 
 def with_idempotency_key(request: Request, caller: Caller) -> Caller:

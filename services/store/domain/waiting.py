@@ -45,7 +45,12 @@ NOTHING: Final = Explanation()
 
 
 def explain(
-    status: BatchStatus, pool: Pool | None, ahead: int, fault: str | None = None
+    status: BatchStatus,
+    pool: Pool | None,
+    ahead: int,
+    *,
+    fault: str | None = None,
+    for_operator: bool = False,
 ) -> Explanation:
     """Say what a batch waits for.
 
@@ -55,6 +60,7 @@ def explain(
         ahead: batches of the pool before it that have lines to hand out, at most `MOST_AHEAD`.
         fault: why its input could not be read, or its end files not be written, when that was last
             tried; None otherwise.
+        for_operator: whether an engine's own words may be shown, which name paths and hosts.
     """
     if status in TERMINAL:
         fault = None
@@ -65,17 +71,21 @@ def explain(
         pool=pool.id,
         queue_position=ahead if runs else None,
         executors=pool.ready if runs else None,
-        reason=fault or (_reason(pool, ahead) if runs else None),
+        reason=fault or (_reason(pool, ahead, for_operator=for_operator) if runs else None),
         engine_revision=pool.engine_revision,
     )
 
 
-def _reason(pool: Pool, ahead: int) -> str | None:
+def _reason(pool: Pool, ahead: int, *, for_operator: bool) -> str | None:
     if pool.alive == 0:
         return f"no executor of pool {pool.id} is alive"
     if pool.ready == 0:
         idle = f"no engine of pool {pool.id} is ready"
-        return f"{idle}: {pool.trouble}" if pool.trouble else idle
+        if not pool.trouble:
+            return idle
+        if for_operator:
+            return f"{idle}: {pool.trouble}"
+        return f"{idle}: it does not start or died; the operator's log of the executor says why"
     if not ahead:
         return None
     if ahead >= MOST_AHEAD:

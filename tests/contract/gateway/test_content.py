@@ -185,7 +185,7 @@ async def test_client_that_goes_away_ends_the_read(
     store.add_file(CONTENT)
     store.read_gate = asyncio.Event()
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.http_port)
-    writer.write(f"GET {PATH} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+    writer.write(f"GET {PATH} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
     assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
     await eventually(lambda: store.reads_open() == 1)
     writer.transport.abort()
@@ -203,7 +203,7 @@ async def test_slow_client_holds_back_the_store(gateway: Listening, store: Scrip
     store.add_file(bytes(96 * 1024 * 1024))
     store.on_frame = count
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.http_port, limit=2**16)
-    writer.write(f"GET {PATH} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+    writer.write(f"GET {PATH} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
     await reader.readuntil(b"\r\n\r\n")
     before = -1
     while before != sent:  # nobody reads: it must come to rest far from the end

@@ -227,7 +227,9 @@ async def test_a_client_that_takes_nothing_holds_little(store: ScriptedStore) ->
             slow.setblocking(False)
             loop = asyncio.get_running_loop()
             await loop.sock_connect(slow, ("127.0.0.1", gateway.http_port))
-            await loop.sock_sendall(slow, f"GET {PATH} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+            await loop.sock_sendall(
+                slow, f"GET {PATH} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode()
+            )
             await _still(lambda: len(asked(store)))
             taken = len(asked(store))
     # At most 6 MiB in the kernel, and a page on each side of it.

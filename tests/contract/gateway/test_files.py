@@ -271,7 +271,7 @@ async def test_client_that_goes_away_leaves_nothing(
     gateway: Listening, store: ScriptedStore
 ) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.http_port)
-    head = f"POST /v1/files HTTP/1.1\r\nhost: x\r\ncontent-type: {FORM['content-type']}\r\n"
+    head = f"POST /v1/files HTTP/1.1\r\nhost: localhost\r\ncontent-type: {FORM['content-type']}\r\n"
     writer.write(f"{head}content-length: 9000000\r\n\r\n".encode())
     writer.write(part("file", b"x" * 3_000_000, b"a")[:-2])
     await writer.drain()
@@ -287,7 +287,7 @@ async def test_client_that_falls_silent_is_given_up(
 ) -> None:
     monkeypatch.setattr("services.gateway.routes.resource.IDLE_SECONDS", 0.2)
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.http_port)
-    head = f"POST /v1/files HTTP/1.1\r\nhost: x\r\ncontent-type: {FORM['content-type']}\r\n"
+    head = f"POST /v1/files HTTP/1.1\r\nhost: localhost\r\ncontent-type: {FORM['content-type']}\r\n"
     writer.write(f"{head}content-length: 9000000\r\n\r\n".encode() + FILE)
     answer = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
     writer.transport.abort()

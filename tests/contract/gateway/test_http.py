@@ -187,7 +187,7 @@ async def send_raw(gateway: Listening, data: bytes) -> tuple[int, dict[str, str]
     [
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 tls\r\n\r\n",
         b"GET / HTTP/9.9\r\n\r\n",
-        b"GET /healthz HTTP/1.1\r\nhost: x\r\nbad header\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nbad header\r\n\r\n",
         b"POST /v1/files HTTP/1.1\r\ncontent-length: x\r\n\r\n",
         b"GET /" + b"a" * 200_000,
         b"GET /healthz HTTP/1.1\r\nx: " + b"a" * 200_000,
@@ -206,15 +206,18 @@ async def test_what_is_no_request(gateway: Listening, store: ScriptedStore, data
 async def test_upgrade_is_not_taken(gateway: Listening, store: ScriptedStore) -> None:
     upgrade = b"connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n"
     key = b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
-    head = b"GET /healthz HTTP/1.1\r\nhost: x\r\n"
+    head = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n"
     status, _, body = await send_raw(gateway, head + upgrade + key)
     assert (status, orjson.loads(body)) == (200, {"status": "ok"})
 
 
 async def test_many_requests_on_one_connection(gateway: Listening, store: ScriptedStore) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.http_port)
-    bad = b"POST /v1/x HTTP/1.1\r\nhost: x\r\ncontent-length: 3000000\r\n\r\n" + b"x" * 3_000_000
-    good = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
+    bad = (
+        b"POST /v1/x HTTP/1.1\r\nhost: localhost\r\ncontent-length: 3000000\r\n\r\n"
+        + b"x" * 3_000_000
+    )
+    good = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"
     writer.write(bad + good + good)
     statuses = []
     for _ in range(3):
@@ -231,7 +234,7 @@ async def test_request_that_is_not_told_is_not_waited_for(
     gateway: Listening, store: ScriptedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("services.gateway.protocol.HEAD_SECONDS", 0.2)
-    whole = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
+    whole = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"
     for start in (b"", b"GET /hea", whole + b"GET /hea"):
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.http_port)
         writer.write(start)
@@ -247,7 +250,7 @@ async def test_a_body_that_drips_is_given_up(
 ) -> None:
     monkeypatch.setattr("services.gateway.routes.resource.JSON_SECONDS", 0.5)
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.http_port)
-    writer.write(b"POST /v1/batches HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n")
+    writer.write(b"POST /v1/batches HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n")
 
     async def drip() -> None:
         while True:

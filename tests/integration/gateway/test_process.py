@@ -1,5 +1,6 @@
 """The gateway as a process of its own, before the real store."""
 
+import json
 import os
 import signal
 import socket
@@ -19,12 +20,15 @@ from opentelemetry.proto.collector.trace.v1 import (
     trace_service_pb2_grpc,
 )
 
-from protos.nightshift.v1 import admin_pb2
+from protos.nightshift.v1 import admin_pb2, files_pb2, files_pb2_grpc
+from services.cli import admin
+from services.cli.fleet import StoreAt
 from services.cli.plan import Address
 from services.cli.ports import is_open
+from services.kit import rpc
 from tests.kit.eventually import eventually
 from tests.kit.ports import free_port
-from tests.kit.store import StoreProcess, client_of
+from tests.kit.store import StoreProcess, client_of, store_process
 
 pytestmark = pytest.mark.slow
 
@@ -238,6 +242,51 @@ async def test_an_open_address_is_refused_until_there_is_a_key(tmp_path: Path) -
     away = GatewayProcess(tmp_path, store.address, secret, **OPEN)
     await eventually(lambda: '"store_is_away"' in away.log.read_text(), within_seconds=20)
     assert away.stop() == 0
+
+
+async def test_who_did_what_is_logged(tmp_path: Path) -> None:
+    with store_process(tmp_path / "store") as store:
+        gateway = await started(store, tmp_path)
+        there = StoreAt(store.address, (store.data / "secret").read_text().strip())
+        made = await admin.create_key(there, admin_pb2.CreateKeyRequest(project_id="p"))
+        good, key_id = {"authorization": f"Bearer {made.secret}"}, made.key.id
+        async with (
+            httpx2.AsyncClient(base_url=gateway.base, headers=good) as http,
+            rpc.open_channel(f"127.0.0.1:{gateway.grpc_port}") as channel,
+        ):
+            form = {"file": ("a.jsonl", b"{}\n"), "purpose": (None, "batch")}
+            file = (await http.post("/v1/files", files=form)).json()
+            assert (await http.delete(f"/v1/files/{file['id']}")).status_code == 200
+            files = files_pb2_grpc.FilesStub(channel)
+            await files.ListFiles(files_pb2.ListFilesRequest(), metadata=tuple(good.items()))
+            wrong = {"authorization": f"Bearer {made.secret[:-1]}"}
+            assert (await http.get("/v1/files", headers=wrong)).status_code == 401
+            metrics = (await http.get("/metrics")).text
+        assert f'nightshift_key_requests_total{{key="{key_id}"}} 3.0' in metrics
+        assert f'nightshift_key_requests_running{{key="{key_id}"}} 0.0' in metrics
+        assert 'nightshift_refused_keys_total{reason="malformed"} 1.0' in metrics
+        await admin.revoke_key(there, key_id, "")
+        assert gateway.stop() == 0
+        logs = gateway.log.read_text(), store.log()
+    assert not [log for log in logs if made.secret[4:-6] in log]
+    door, kept = ([json.loads(line) for line in log.splitlines()] for log in logs)
+    requests = [line for line in door if line["event"] == "request" and line.get("key")]
+    assert [(line["method"], line.get("status"), line.get("code")) for line in requests] == [
+        ("POST", 200, None),
+        ("DELETE", 200, None),
+        ("/nightshift.v1.Files/ListFiles", None, "OK"),
+    ]
+    for line in requests:
+        assert (line["project"], line["key"], line["client"]) == ("p", key_id, "127.0.0.1")
+    (refused,) = (line for line in door if line["event"] == "keys_refused")
+    assert (refused["count"], refused["last_client"]) == (1, "127.0.0.1")
+    (deleted,) = (line for line in kept if line["event"] == "file_deleted")
+    assert (deleted["file"], deleted["project"], deleted["key"]) == (file["id"], "p", key_id)
+    assert deleted["request_id"] == requests[1]["request_id"]
+    for event, field in (("key_made", "made"), ("key_revoked", "revoked")):
+        (line,) = (line for line in kept if line["event"] == event)
+        assert (line[field], line["of_project"]) == (key_id, "p")
+        assert line["operator"].endswith(f"@{socket.gethostname()}")
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):

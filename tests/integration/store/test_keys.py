@@ -3,6 +3,7 @@
 import hashlib
 import sqlite3
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -99,6 +100,11 @@ async def test_keys_are_needed_once_the_first_was_made_and_for_ever(tmp_path: ob
         assert await look_up(client, "any") == admin_pb2.LookUpKeyResponse()
         made = await create_key(client, "p")
         assert (await look_up(client, None)).keys_needed
+        assert (await look_up(client, None)).all_have_checksums
+        # As of a key that was made before they had one.
+        with sqlite3.connect(Path(str(tmp_path)) / "nightshift.db") as database:
+            database.execute("UPDATE api_keys SET prefix = 'ns-abcd'")
+        assert not (await look_up(client, None)).all_have_checksums
         # Ending the last key must not open the door to everyone.
         await revoke(client, made.key.id)
         assert (await look_up(client, None)).keys_needed

@@ -51,7 +51,13 @@ def test_what_runs_no_more_waits_for_nothing(status: BatchStatus) -> None:
 
 def test_an_engine_that_does_not_start_says_why() -> None:
     broken = Pool(id="p", alive=1, ready=0, engine_revision=None, trouble="no model in /x")
-    assert explain(RUNS, broken, 0).reason == "no engine of pool p is ready: no model in /x"
+    words = explain(RUNS, broken, 0, for_operator=True).reason
+    assert words == "no engine of pool p is ready: no model in /x"
+    # A project is shown none of the engine's own words.
+    words = explain(RUNS, broken, 0).reason
+    assert words is not None
+    assert words.startswith("no engine of pool p is ready: ")
+    assert "/x" not in words
     # Others run: its trouble is not what the batch waits for.
     limping = Pool(id="p", alive=2, ready=1, engine_revision=None, trouble="no model in /x")
     assert explain(RUNS, limping, 0).reason is None
