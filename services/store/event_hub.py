@@ -1,11 +1,12 @@
 """Wakes streams of events: one look at SQL for all that wait, after commits here and each second.
 
-What another store commits is found by the tick alone.
+What another store commits is found by the tick alone. Who is woken reads when it has its turn, of
+which there are so many a second for all: watchers of many batches, or many of one, cost no more.
 """
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Final
 
@@ -13,9 +14,13 @@ import prometheus_client
 
 from services.store import events_repo
 from services.store.database import Database
+from services.store.domain.turns import Turns
 
 LEAST_SECONDS: Final = 0.1
 """Commits within this time are one event: a reader gains nothing from a thousand a second."""
+PAGES_PER_SECOND: Final = 100
+"""Pages that are read for streams which wait, and sent; projects in turn."""
+_BURST: Final = 20
 _AT_ONCE: Final = 500
 
 _WAITING = prometheus_client.Gauge(
@@ -30,7 +35,10 @@ class EventHub:
         """Look at batches of `db`; nobody waits yet."""
         self._db = db
         self._waiting: dict[str, dict[asyncio.Event, int]] = {}
-        self._looked = 0.0
+        self._turns: Turns[asyncio.Future[None]] = Turns(per_second=PAGES_PER_SECOND, burst=_BURST)
+        self._next_turn: asyncio.TimerHandle | None = None
+        self.looked = 0.0
+        """The loop's time at which the last look began."""
         self.closed = False
 
     @contextlib.contextmanager
@@ -54,16 +62,42 @@ class EventHub:
         for waiting in self._waiting.values():
             for changed in waiting:
                 changed.set()
+        self._give(self._turns.all())
+
+    async def turn(self, project_id: str) -> None:
+        """Wait until it is this project's turn to read a page; at once where few want to."""
+        if self.closed:
+            return
+        mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._turns.ask(project_id, mine)
+        try:
+            self._give_turns()
+            await mine
+        finally:
+            self._turns.leave(project_id, mine)
+
+    def _give_turns(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._give(self._turns.given(loop.time()))
+        if self._next_turn is not None:
+            self._next_turn.cancel()
+        seconds = self._turns.next_in()
+        self._next_turn = None if seconds is None else loop.call_later(seconds, self._give_turns)
+
+    def _give(self, waiting: Iterable["asyncio.Future[None]"]) -> None:
+        for one in waiting:
+            if not one.done():
+                one.set_result(None)
 
     async def run_once(self) -> int:
         """Wake who waits for what has changed; return how many."""
         if not self._waiting:
             return 0
         loop = asyncio.get_running_loop()
-        early = LEAST_SECONDS - (loop.time() - self._looked)
+        early = LEAST_SECONDS - (loop.time() - self.looked)
         if early > 0:
             await asyncio.sleep(early)
-        self._looked = loop.time()
+        self.looked = loop.time()
         woken = 0
         batch_ids = iter(list(self._waiting))
         while some := list(islice(batch_ids, _AT_ONCE)):

@@ -1,44 +1,46 @@
-"""Pages of a batch's events, read from SQL, segments and end files; nothing is kept between pages.
+"""Pages of a batch's events, read from SQL, segments and end files; kept for a moment for others.
 
 While a batch runs, and for a while after its end, lines come from its segments in order of commit.
 A stream that begins after the end, or goes on long after it, reads the end files instead.
 """
 
+import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 import sqlalchemy as sa
 
 from services.kit.errors import (
-    InvalidRequestError,
     LostError,
     NightshiftError,
     NotFoundError,
     UnavailableError,
 )
-from services.kit.frames import RESULT_RECORD
 from services.kit.ids import ProjectId
 from services.kit.log import get_logger
 from services.kit.result_line import never_ran
 from services.store import batches_repo, events_repo, files_repo, losses, pools_repo
-from services.store.blobs.base import BlobDamagedError, BlobMissingError, Blobs
+from services.store.blobs.base import BlobMissingError
 from services.store.context import Context
 from services.store.domain import event_cursor
 from services.store.domain.event_cursor import START, Cursor, InFile, Live, Part
-from services.store.domain.result_lines import is_line
-from services.store.domain.results import Records
 from services.store.domain.state import TERMINAL
 from services.store.domain.waiting import NOTHING, Explanation
+from services.store.event_segments import (
+    PAGE_BYTES,
+    Segments,
+    compose,
+    load,
+    no_such_event,
+)
 from services.store.input_reader import read_span
+from services.store.shared_reads import SharedReads
 
 _log = get_logger(__name__)
 
 Row = sa.Row[Any]
-
-PAGE_BYTES: Final = 256 * 1024
-"""Lines of a page; a longer line is told in pieces of this size."""
 
 # Clearing may begin early by another store's clock.
 _EARLY_MS: Final = 60_000
@@ -94,20 +96,12 @@ class EventReader:
     def __init__(self, context: Context) -> None:
         """Read batches of `context`."""
         self._context = context
+        self._reads = SharedReads()
 
-    async def page(self, watch: Watch) -> Page:
-        """Return what there is to tell now, perhaps nothing; raises as `_page` does."""
-        page = await self._page(watch)
-        if not page.state:
-            return page
-        now_ms = self._context.now_ms()
-        (explanation,) = await self._context.db.read(
-            lambda connection: pools_repo.explanations(connection, [page.batch], now_ms)
-        )
-        return replace(page, explanation=explanation)
+    async def page(self, watch: Watch, since: float) -> Page:
+        """Return what there is to tell, perhaps nothing, as it stands at the loop's time `since`.
 
-    async def _page(self, watch: Watch) -> Page:
-        """Return the same without an explanation.
+        All who ask for the same share a read; so do all who ask for a batch without results.
 
         Raises:
             NotFoundError: unknown, or another project's.
@@ -115,14 +109,50 @@ class EventReader:
             UnavailableError: what was to be read is just being dropped; ask again.
             LostError: it is lost.
         """
+        if watch.include_results:
+            page = await self._reads.get(watch, since, lambda: self._results(watch))
+        else:
+            page = await self._state(watch, since)
+        if not page.state:
+            return page
+        batch = page.batch
+        explanation = await self._reads.get(
+            (batch.id, batch.version), since, lambda: self._explain(batch)
+        )
+        return replace(page, explanation=explanation)
+
+    async def _explain(self, batch: Row) -> Explanation:
+        now_ms = self._context.now_ms()
+        (explanation,) = await self._context.db.read(
+            lambda connection: pools_repo.explanations(connection, [batch], now_ms)
+        )
+        return explanation
+
+    async def _state(self, watch: Watch, since: float) -> Page:
+        cursor = _cursor_of(watch.after)
+        batch = await self._batch(watch, since)
+        if isinstance(cursor, Live) and cursor.told > batch.version:
+            # The read is a moment old, and more was told since.
+            batch = await self._batch(watch, asyncio.get_running_loop().time())
+        _check_cursor(batch, cursor, watch.after)
+        told = cursor.told if isinstance(cursor, Live) else batch.version
+        news = told < batch.version or _has_ended(batch)
+        return Page(batch=batch, state=news, next=str(batch.version))
+
+    async def _batch(self, watch: Watch, since: float) -> Row:
+        key = watch.batch_id, watch.project_id
+        return await self._reads.get(
+            key,
+            since,
+            lambda: self._context.db.read(lambda connection: batches_repo.get(connection, *key)),
+        )
+
+    async def _results(self, watch: Watch) -> Page:
+        """Return a page of results, without an explanation."""
         cursor = _cursor_of(watch.after)
         batch, segments = await self._context.db.read(
             lambda connection: self._look(connection, watch, cursor)
         )
-        if not watch.include_results:
-            told = cursor.told if isinstance(cursor, Live) else batch.version
-            news = told < batch.version or _has_ended(batch)
-            return Page(batch=batch, state=news, next=str(batch.version))
         try:
             if isinstance(cursor, InFile):
                 return await self._from_file(batch, cursor)
@@ -156,18 +186,13 @@ class EventReader:
 
     def _look(
         self, connection: sa.Connection, watch: Watch, cursor: Cursor
-    ) -> tuple[Row, "_Segments"]:
+    ) -> tuple[Row, Segments]:
         """Read the batch and the segments to come on one snapshot: no line falls between."""
         batch = batches_repo.get(connection, watch.batch_id, watch.project_id)
-        if isinstance(cursor, InFile):
-            if not _has_ended(batch):
-                raise _no_such_event(watch.after)
-            return batch, _Segments()
-        if cursor.told > batch.version:
-            raise _no_such_event(watch.after)
-        if not watch.include_results or self._is_gone(batch, cursor):
-            return batch, _Segments()
-        return batch, _load(connection, batch, cursor)
+        _check_cursor(batch, cursor, watch.after)
+        if isinstance(cursor, InFile) or self._is_gone(batch, cursor):
+            return batch, Segments()
+        return batch, load(connection, batch, cursor)
 
     def _is_gone(self, batch: Row, cursor: Live) -> bool:
         """Tell whether what follows stands, or will stand any moment, in the end files only."""
@@ -175,8 +200,8 @@ class EventReader:
             return False
         return cursor == START or batch.keep_until_ms - _EARLY_MS <= self._context.now_ms()
 
-    async def _live(self, batch: Row, segments: "_Segments", cursor: Live) -> Page:
-        told = await _compose(segments, cursor, self._context.blobs)
+    async def _live(self, batch: Row, segments: Segments, cursor: Live) -> Page:
+        told = await compose(segments, cursor, self._context.blobs)
         lines, ids = b"".join(told.lines), told.ids
         if not told.all:
             return Page(batch=batch, lines=lines, ids=ids, next=str(told.at))
@@ -222,16 +247,14 @@ def _cursor_of(after: str) -> Cursor:
     try:
         return event_cursor.parse(after)
     except event_cursor.CursorError:
-        raise _no_such_event(after) from None
+        raise no_such_event(after) from None
 
 
-def _no_such_event(after: str) -> InvalidRequestError:
-    return InvalidRequestError(
-        f"This batch has no event '{after[:100]}'. Give the id of the last event that you had, or "
-        "none to begin at the first.",
-        code="invalid_value",
-        param="after",
-    )
+def _check_cursor(batch: Row, cursor: Cursor, after: str) -> None:
+    """Refuse a place that the batch does not have yet."""
+    has_it = _has_ended(batch) if isinstance(cursor, InFile) else cursor.told <= batch.version
+    if not has_it:
+        raise no_such_event(after)
 
 
 def _has_ended(batch: Row) -> bool:
@@ -240,125 +263,6 @@ def _has_ended(batch: Row) -> bool:
 
 def _some_never_ran(batch: Row) -> bool:
     return bool(batch.lines_total > batch.completed + batch.failed)
-
-
-# --- from segments -------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Segment:
-    version: int
-    records: Records
-    payload: bytes | None
-    blob: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Segments:
-    """Those to come, as many as fill a page; `last` where no further one follows."""
-
-    rows: Sequence[_Segment] = ()
-    last: bool = True
-
-
-def _load(connection: sa.Connection, batch: Row, cursor: Live) -> _Segments:
-    rows = events_repo.segments_after(connection, batch, cursor)
-    chosen: list[tuple[Row, Records]] = []
-    size = 0
-    for row in rows:
-        records = np.frombuffer(row.records, RESULT_RECORD)
-        told = 0
-        if row.version == cursor.version:
-            told = cursor.lines
-            if not _is_within(records, cursor):
-                raise _no_such_event(str(cursor))
-        chosen.append((row, records))
-        size += int(records["length"][told:].sum(dtype=np.int64))
-        if size >= PAGE_BYTES:
-            break
-    payloads = events_repo.payloads(connection, [row.id for row, _ in chosen if row.blob is None])
-    return _Segments(
-        [_Segment(row.version, records, payloads.get(row.id), row.blob) for row, records in chosen],
-        last=len(chosen) == len(rows) < events_repo.SEGMENTS,
-    )
-
-
-def _is_within(records: Records, cursor: Live) -> bool:
-    """Whether a commit has the line, and that line the byte, which a cursor goes on at."""
-    if cursor.lines >= len(records):
-        return cursor.lines == len(records) and not cursor.offset
-    return cursor.offset < int(records["length"][cursor.lines])
-
-
-@dataclass(slots=True)
-class _Told:
-    """Lines of one page. `all`: nothing is left; else the next page begins `at`."""
-
-    at: Live
-    all: bool = False
-    lines: list[bytes] = field(default_factory=list)
-    ids: list[str] = field(default_factory=list)
-
-
-async def _compose(segments: _Segments, cursor: Live, blobs: Blobs) -> _Told:
-    told = _Told(cursor)
-    room = PAGE_BYTES
-    for segment in segments.rows:
-        if segment.version != told.at.version:
-            told.at = Live(segment.version)
-        source = _Source(segment, blobs)
-        places = segment.records[["offset", "length"]][told.at.lines :].tolist()
-        for start, length in places:
-            begun = told.at.offset
-            left = length - begun
-            if left > room and told.lines:
-                return told
-            size = min(left, PAGE_BYTES)
-            told.lines.append(await source.line(start + begun, size, begun=begun, left=left))
-            if size < left:
-                told.at = Live(segment.version, told.at.lines, begun + size)
-                return told
-            told.at = Live(segment.version, told.at.lines + 1)
-            told.ids.append(str(told.at))
-            room -= size
-        told.at = Live(segment.version + 1)
-    told.all = segments.last
-    return told
-
-
-class _Source:
-    """The bytes of a segment's payload; of a blob, a window that moves on with the lines."""
-
-    def __init__(self, segment: _Segment, blobs: Blobs) -> None:
-        self._blob = segment.blob
-        self._blobs = blobs
-        self._start = 0
-        self._window = segment.payload or b""
-        ends = segment.records["offset"].astype(np.int64) + segment.records["length"]
-        self._end = int(ends.max())
-
-    async def line(self, offset: int, length: int, *, begun: int, left: int) -> bytes:
-        """Read `length` bytes of a line of which `begun` were read before, and `left` are left.
-
-        Raises:
-            BlobMissingError: there are none, or they are not of a line.
-        """
-        piece = await self._read(offset, length)
-        if self._blob is not None and not is_line(
-            None if begun else piece, piece if length == left else None
-        ):
-            raise BlobDamagedError(self._blob)
-        return piece
-
-    async def _read(self, offset: int, length: int) -> bytes:
-        at = offset - self._start
-        if self._blob is not None and not 0 <= at <= len(self._window) - length:
-            wanted = min(max(length, PAGE_BYTES), self._end - offset)
-            self._window = await self._blobs.read(self._blob, offset, wanted)
-            self._start, at = offset, 0
-            if len(self._window) < length:
-                raise BlobMissingError(self._blob)
-        return self._window[at : at + length]
 
 
 # --- from end files ------------------------------------------------------------------------------

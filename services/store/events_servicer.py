@@ -13,6 +13,7 @@ from services.store.batches_servicer import to_proto
 from services.store.context import Context
 from services.store.event_hub import EventHub
 from services.store.event_reader import EventReader, Page, Watch
+from services.store.shared_reads import KEPT_SECONDS
 
 MOST_WAIT_MS: Final = 20_000
 """Below the deadline of a call, with time left to answer."""
@@ -46,8 +47,10 @@ class EventsServicer(events_pb2_grpc.EventsServicer):
     ) -> AsyncIterator[events_pb2.WatchBatchResponse]:
         """See events.proto; ends early when the store stops."""
         watch = _watch_of(request, context)
+        wait_seconds = 0.0
         while not self._hub.closed:
-            page = await self._page(watch, MOST_WAIT_MS / 1000)
+            page = await self._page(watch, wait_seconds)
+            wait_seconds = MOST_WAIT_MS / 1000
             for event in _events(page):
                 yield event
             if page.ended:
@@ -57,23 +60,37 @@ class EventsServicer(events_pb2_grpc.EventsServicer):
     async def _page(self, watch: Watch, wait_seconds: float) -> Page:
         """Return the next page, an empty one when nothing happened in time."""
         loop = asyncio.get_running_loop()
-        until = loop.time() + wait_seconds
+        since = loop.time()
+        until = since + wait_seconds
+        if wait_seconds:
+            since = await self._turn(watch, until)
         while True:
-            page = await self._reader.page(watch)
+            page = await self._reader.page(watch, since)
             if page.empty and page.next != watch.after and loop.time() < until + _SEARCH_SECONDS:
                 # It looked at lines that are not to be told, and there may be others.
                 watch = replace(watch, after=page.next)
                 continue
             if not page.empty or self._hub.closed or loop.time() >= until:
                 return page
-            await self._changed(page, until - loop.time())
+            await self._changed(page, until)
+            since = max(self._hub.looked, await self._turn(watch, until))
 
-    async def _changed(self, page: Page, seconds: float) -> None:
+    async def _turn(self, watch: Watch, until: float) -> float:
+        """Wait for a turn, but no longer than `until`; return since when a read is good enough.
+
+        What such a read has missed the hub's next look finds.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(until):
+                await self._hub.turn(watch.project_id)
+        return asyncio.get_running_loop().time() - KEPT_SECONDS
+
+    async def _changed(self, page: Page, until: float) -> None:
         with self._hub.watching(page.batch.id, page.batch.version) as changed:
             # Of what was committed since the page was read, the hub's last look may know nothing.
             self._context.wake("events")
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
+                async with asyncio.timeout_at(until):
                     await changed.wait()
 
 

@@ -12,8 +12,9 @@ import sqlalchemy as sa
 
 from protos.nightshift.v1 import batches_pb2, events_pb2, files_pb2
 from services.kit.errors import InvalidRequestError, NotFoundError
+from services.store import events_servicer, shared_reads
 from services.store.batches_repo import KEEP_SECONDS
-from services.store.event_reader import PAGE_BYTES
+from services.store.event_segments import PAGE_BYTES
 from services.store.models import segments
 from tests.integration.store_work.following import Stream, ids, started
 from tests.integration.store_work.harness import Store, running
@@ -249,6 +250,38 @@ async def test_a_reader_waits_until_something_happens(store: Store) -> None:
     await eventually(lambda: batch_id in store.hub._waiting)
     store.hub.close()
     assert not (await waiting).events
+
+
+@pytest.mark.parametrize("results", [False, True], ids=["states", "results"])
+async def test_all_watchers_of_a_batch_share_its_reads(
+    store: Store, results: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Once for a moment, which on a busy machine may be over before all had their turn.
+    monkeypatch.setattr(events_servicer, "KEPT_SECONDS", 60.0)
+    monkeypatch.setattr(shared_reads, "KEPT_SECONDS", 60.0)
+    batch_id, token = await started(store, 2)
+    streams = [Stream(store, batch_id, results=results) for _ in range(25)]
+    for stream in streams:
+        await stream.drain()
+    waiting = [asyncio.create_task(stream.ask(wait_ms=20_000)) for stream in streams]
+    await eventually(lambda: len(store.hub._waiting.get(batch_id, ())) == len(streams))
+    await store.append(frame(token, batch_id, [1]))
+    reads = 0
+    read = store.context.db.read
+
+    async def counted(statement: Any) -> Any:
+        nonlocal reads
+        reads += 1
+        return await read(statement)
+
+    monkeypatch.setattr(store.context.db, "read", counted)
+    assert await store.hub.run_once() == len(streams)
+    await asyncio.gather(*waiting)
+    # The hub's look, the page, and what the batch waits for.
+    assert reads == 3
+    for stream in streams:
+        assert stream.told() == (ids(1) if results else [])
+        assert stream.states[-1][1].request_counts.completed == 1
 
 
 async def test_the_stream_is_made_of_the_pages(store: Store) -> None:
