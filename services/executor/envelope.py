@@ -29,6 +29,8 @@ class Line(msgspec.Struct, gc=False):
     """How often it ran again, for whatever reason."""
     counted: int = 0
     """Of those, the ones that used up a try."""
+    seats: int = 1
+    """Sequences that it runs at once in an engine."""
 
 
 class _Envelope(msgspec.Struct, gc=False):

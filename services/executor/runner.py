@@ -4,8 +4,6 @@ All of it runs in one event loop and never blocks it for longer than one slice o
 """
 
 import asyncio
-import math
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final
@@ -23,11 +21,13 @@ from services.executor.engines.base import (
     EngineResponse,
     Usage,
 )
+from services.executor.engines.bounds import sequences_in
 from services.executor.envelope import Line
 from services.executor.lineup import Lineup
 from services.executor.reporter import Reporter
 from services.executor.retry import Again, judge
 from services.executor.room import Speed
+from services.executor.seating import Seating
 from services.executor.standstill import Standstill
 from services.kit import failpoints
 from services.kit.clock import Clock
@@ -37,8 +37,6 @@ from services.kit.result_line import REQUEST_TIMEOUT, no_response_line, success_
 
 _log = get_logger(__name__)
 
-SLICE_LINES: Final = 64
-"""Lines given to an engine before others may use the loop."""
 STEP_SECONDS: Final = 0.5
 """An engine without a step for longer may hang; whether it does shows later."""
 ABORT_SECONDS: Final = 5.0
@@ -94,9 +92,7 @@ class Runner:
         # Callbacks of an engine that died belong to an earlier life and do nothing.
         self._life = 0
         self._running: dict[str, Running] = {}
-        # Those that wait for a seat inside the engine, in order; their time has not begun.
-        self._unseated: deque[Running] = deque()
-        self._ahead = 0
+        self._seating = Seating(1, 0)
         self._lineup = Lineup(attempts)
         self._wake = asyncio.Event()
         self._accepting = True
@@ -122,7 +118,7 @@ class Runner:
         """Run lines on `engine`, which is ready, from now on."""
         self._engine = engine
         # An engine that refills its seats by steps wants some lines queued inside.
-        self._ahead = int(getattr(engine, "queue_ahead", 0))
+        self._seating = Seating(engine.seats, int(getattr(engine, "queue_ahead", 0)))
         self._speed = Speed(engine.seats)
         self._measured_at = self._clock.monotonic()
         self._wake.set()
@@ -139,7 +135,9 @@ class Runner:
         """Take lines of an attempt that were read."""
         if attempt.closed:
             return
-        attempt.ready.extend(lines)
+        for line in lines:
+            line.seats = sequences_in(attempt.dispatch.endpoint, line.body)
+            attempt.ready.append(line)
         self._lineup.add(attempt)
         self._wake.set()
 
@@ -164,7 +162,6 @@ class Runner:
         self._engine = None
         self._life += 1
         in_engine, self._running = self._running, {}
-        self._unseated.clear()
         casualties: Casualties = {}
         complete = True
         for running in in_engine.values():
@@ -233,8 +230,8 @@ class Runner:
         engine = self._engine
         if engine is None or not self._accepting or self._reporter.full:
             return False
-        free = engine.seats + self._ahead - len(self._running)
-        attempt = self._lineup.first(len(self._running)) if free > 0 else None
+        free = self._seating.free > 0
+        attempt = self._lineup.first(len(self._running)) if free else None
         if attempt is None:
             return False
         started = self._measure(0)
@@ -243,8 +240,9 @@ class Runner:
             # Others may have its lines by now: the next beat tells.
             return False
         left = attempt.left
-        ready = attempt.ready
-        lines = [ready.popleft() for _ in range(min(free, SLICE_LINES, len(ready)))]
+        lines = self._seating.slice_of(attempt.ready)
+        if not lines:
+            return False
         self._submit(engine, attempt, lines, started)
         if attempt.dispatch.alone:
             self._on_alone()
@@ -288,9 +286,7 @@ class Runner:
                 continue
             future = asyncio.ensure_future(answer)
             running = Running(attempt, line, request.request_id, future, started)
-            if len(self._running) >= engine.seats:
-                running.started_at = math.inf
-                self._unseated.append(running)
+            self._seating.enter(running)
             self._running[request.request_id] = running
             attempt.running[request.request_id] = running
             future.add_done_callback(partial(self._left_engine, self._life, running))
@@ -310,8 +306,7 @@ class Runner:
         now = self._measure(1)
         attempt, line = running.attempt, running.line
         self._running.pop(running.request_id, None)
-        if running.started_at < math.inf:
-            self._seat_next(now)
+        self._seating.leave(running, now)
         attempt.running.pop(running.request_id, None)
         _IN_FLIGHT.set(len(self._running))
         if not running.discard and not attempt.closed:
@@ -322,14 +317,6 @@ class Runner:
             self._judge(attempt, line, running.request_id, response)
             self._attempts.changed()
         self._wake.set()
-
-    def _seat_next(self, now: float) -> None:
-        """A seat is free: the time of the first line that waits for one in the engine begins."""
-        while self._unseated:
-            running = self._unseated.popleft()
-            if running.request_id in self._running:
-                running.started_at = now
-                return
 
     def _judge(
         self, attempt: Attempt, line: Line, request_id: str, response: EngineResponse

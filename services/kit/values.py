@@ -22,30 +22,30 @@ _NUMBER: Final = re.compile(rb"[\[,][-0-9]")
 
 
 def too_many_values(
-    text: bytes | bytearray,
-    *,
+    *texts: bytes | bytearray,
     most_values: int = MOST_VALUES,
     most_numbers: int = MOST_NUMBERS,
     window_bytes: int = _WINDOW_BYTES,
 ) -> bool:
-    """Whether a text holds more values than it may.
+    """Whether texts hold more values than they may together.
 
     Exact for JSON. Of what is no JSON the part before the fault is counted, which is all that a
     parser builds of it. Looks at `window_bytes` at a time, so that other threads run between.
     """
-    if len(text) <= most_values or _marks(text) <= most_values:
+    if sum(map(len, texts)) <= most_values or sum(map(_marks, texts)) <= most_values:
         # Marks inside of strings were counted too, and still there are not enough.
         return False
     values = numbers = 0
-    before = b""
-    for outside in _outside_strings(text, window_bytes):
-        found = len(_NUMBER.findall(before + outside))
-        before = outside[-1:] or before
-        numbers += found
-        values += outside.count(b",") + outside.count(b"{") + outside.count(b"[") - found
-        # The entry that has just begun may be a number.
-        if values - (before in (b"[", b",")) > most_values or numbers > most_numbers:
-            return True
+    for text in texts:
+        before = b""
+        for outside in _outside_strings(text, window_bytes):
+            found = len(_NUMBER.findall(before + outside))
+            before = outside[-1:] or before
+            numbers += found
+            values += outside.count(b",") + outside.count(b"{") + outside.count(b"[") - found
+            # The entry that has just begun may be a number.
+            if values - (before in (b"[", b",")) > most_values or numbers > most_numbers:
+                return True
     return False
 
 

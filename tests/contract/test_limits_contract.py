@@ -57,10 +57,12 @@ def many(count: int, model: str) -> bytes:
 
 @pytest.mark.slow
 async def test_texts_to_embed_are_not_counted(openai_client: AsyncOpenAI) -> None:
-    body = {"model": "simulated", "input": ["x"] * (MOST_LINES // 2 + 1), "dimensions": 1}
-    lines = [request(name, body, EMBEDDINGS) for name in "ab"]
+    """Over the lines of a batch; one line takes as many as OpenAI's."""
+    body = {"model": "simulated", "input": ["x"] * 2_048, "dimensions": 1}
+    count = MOST_LINES // len(body["input"]) + 1
+    lines = [request(str(number), body, EMBEDDINGS) for number in range(count)]
     found = await run(openai_client, lines, endpoint=EMBEDDINGS)
-    assert found.counts == (2, 2, 0)
+    assert found.counts == (count, count, 0)
     for line in found.output:
         assert len(line["response"]["body"]["data"]) == len(body["input"])
 

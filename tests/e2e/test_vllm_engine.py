@@ -1,6 +1,7 @@
 """vLLM on a tiny model keeps the promises of the seam. One engine for all of these tests."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -153,6 +154,25 @@ class TestVllm(EngineContract):
         media = [{"type": "image_url", "image_url": {"url": "http://localhost/x.png"}}]
         body = {"model": "tiny", "messages": [{"role": "user", "content": media}]}
         assert "data:" in (await refused(body))["message"]
+
+    @pytest.mark.parametrize(
+        ("endpoint", "fields"),
+        [
+            # Within the bounds, and wrong in each of the ways that an entry may be meant: 0.4 to
+            # 5 s where all faults are collected.
+            (CHAT_COMPLETIONS, {"messages": [dict.fromkeys(map(str, range(20)), 1)] * 2_048}),
+            (RESPONSES, {"input": [{"type": "reasoning"}] * 2_048}),
+            (COMPLETIONS, {"prompt": [-1] * 300_000}),
+        ],
+    )
+    async def test_many_faults_cost_as_little_as_one(
+        self, subject: Subject, endpoint: str, fields: dict[str, Any]
+    ) -> None:
+        request = subject.request({"model": "tiny", **fields}, endpoint)
+        began = time.thread_time()
+        response = await subject.engine.submit(request)
+        assert time.thread_time() - began < 0.3
+        assert assert_envelope(response)["param"] in fields
 
     async def test_responses(self, subject: Subject) -> None:
         # What random weights say by chance may be no text at all; this says what it must.

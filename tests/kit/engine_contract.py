@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -160,6 +161,26 @@ class EngineContract:
     async def test_refuses_what_is_no_text_or_json(self, subject: Subject, raw: bytes) -> None:
         assert_envelope(await subject.engine.submit(subject.request(raw)))
 
+    @pytest.mark.parametrize(
+        ("param", "fields"),
+        [
+            (None, {"messages": [{}] * 200_000}),
+            ("messages", {"messages": [{}] * 2_049}),
+            ("tools", {"tools": [{}] * 2_049}),
+            ("n", {"n": 129}),
+            ("structured_outputs", {"structured_outputs": {"choice": ["night"] * 4_097}}),
+            ("chat_template", {"chat_template": "{{ 1 / 0 }}"}),
+        ],
+    )
+    async def test_refuses_what_is_too_much_before_it_costs(
+        self, subject: Subject, param: str | None, fields: dict[str, Any]
+    ) -> None:
+        began = time.thread_time()
+        response = await subject.engine.submit(subject.request(subject.chat() | fields))
+        # The loop's own work: it was 30 s for the first of them.
+        assert time.thread_time() - began < 2
+        assert assert_envelope(response)["param"] == param
+
     async def test_is_not_steered_by_the_body(self, subject: Subject) -> None:
         body = subject.chat(
             priority=-5,
@@ -167,10 +188,8 @@ class EngineContract:
             stream=True,
             stream_options={"include_usage": True},
             cache_salt="mine",
-            chat_template="{{ 1 / 0 }}",
             chat_template_kwargs={"chat_template": "{{ 1 / 0 }}"},
             kv_transfer_params={"do_remote_decode": True},
-            vllm_xargs={"a": 1},
         )
         request = subject.request(body)
         response = await subject.engine.submit(request)

@@ -2,16 +2,16 @@
 
 vLLM's request classes take many fields that are the operator's business: scheduling priority,
 the id by which a request is aborted, cache salts, transfer parameters, whole chat templates
-(code), and addresses it would fetch from inside the operator's network.
+(code), and addresses it would fetch from inside the operator's network. Only the fields of a list
+are passed on (`fields`), within bounds (`bounds`).
 """
 
-from collections.abc import Iterator
 from types import NoneType
 from typing import Any
 
-import orjson
-
-from services.executor.engines.base import EngineRequest, EngineResponse, refusal
+from services.executor.engines.base import EngineRequest
+from services.executor.engines.bounds import BodyRefused, bounded_body
+from services.executor.engines.fields import ALLOWED
 from services.kit.endpoints import (
     CHAT_COMPLETIONS,
     COMPLETIONS,
@@ -19,31 +19,6 @@ from services.kit.endpoints import (
     RESPONSES,
     SCORE,
 )
-
-DROPPED = frozenset(
-    {
-        "background",
-        "cache_salt",
-        "chat_template",
-        "data_parallel_rank",
-        "ec_transfer_params",
-        "kv_hints",
-        "kv_transfer_params",
-        "logits_processors",
-        "media_io_kwargs",
-        "mm_processor_kwargs",
-        "priority",
-        "prompt_embeds",
-        "session_id",
-        "store",
-        "stream",
-        "stream_interval",
-        "stream_options",
-        "vllm_xargs",
-        "x_simulate",
-    }
-)
-"""Fields taken out without a word, as unknown ones are."""
 
 _TEMPLATE_ARGUMENTS = frozenset(
     {"chat_template", "conversation", "documents", "messages", "tokenize", "tools"}
@@ -57,44 +32,28 @@ _TOKEN_LIMITS = {
 }
 """By endpoint that generates, the fields that bound it; the default goes into the first."""
 
-MOST_ITEMS = 100_000
-"""Items of all arrays that a body's grammars count: an engine may take 1 KiB for each of them, so
-that one schema of a few bytes took all memory there was (measured, with llguidance)."""
-_GRAMMARS = ("response_format", "structured_outputs", "guided_json", "text", "tools")
-_COUNTS = ("minItems", "maxItems")
-
 _PLAIN = (str, int, float, bool, type(None))
 _MEDIA_KEYS = ("image_url", "audio_url", "video_url", "file_url")
 
 
-class BodyRefused(Exception):
-    """The body asks for what is not to be done; carries the 400 to answer."""
-
-    def __init__(self, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.response: EngineResponse = refusal(message, param=param)
-
-
 def guarded_body(
-    request: EngineRequest, *, default_max_tokens: int | None = None
+    request: EngineRequest,
+    body: dict[str, Any] | None = None,
+    *,
+    default_max_tokens: int | None = None,
 ) -> dict[str, Any]:
     """The request's body as an engine may see it, with our model name and request id.
 
-    `default_max_tokens`: what a body that asks for tokens, and does not say how many, gets; None
-    leaves it to the engine.
+    `body`: what `bounded_body` made of it, where that is at hand. `default_max_tokens`: what a body
+    that asks for tokens, and does not say how many, gets; None leaves it to the engine.
 
-    Raises `BodyRefused` where it is no strict JSON object or names media by other than
-    `data:` addresses.
+    Raises `BodyRefused` where it is no strict JSON object, is beyond a bound, asks for what is not
+    passed on, or names media by other than `data:` addresses.
     """
-    try:
-        body = orjson.loads(request.body)
-    except orjson.JSONDecodeError as error:
-        # The store has seen that it is JSON; what is left is mostly a cut emoji (a lone
-        # surrogate), which other parsers let through to a tokenizer that then fails on it.
-        raise BodyRefused(f"The body is not valid JSON text: {error}.") from None
-    if not isinstance(body, dict):
-        raise BodyRefused("The body must be a JSON object.")
-    guarded = {key: value for key, value in body.items() if key not in DROPPED}
+    allowed = ALLOWED.get(request.endpoint, frozenset())
+    if body is None:
+        body = bounded_body(request)
+    guarded = {key: value for key, value in body.items() if key in allowed}
     guarded["request_id"] = request.request_id
     if request.model:
         guarded["model"] = request.model
@@ -111,7 +70,6 @@ def guarded_body(
         guarded[limits[0]] = default_max_tokens
     if not isinstance(guarded.get("messages"), (list, NoneType)):
         raise BodyRefused("Invalid type for 'messages': expected an array.", "messages")
-    _refuse_vast_arrays(guarded)
     # What is scored has many names; there, no field may name foreign media.
     scored = request.endpoint in (SCORE, RERANK)
     for name in tuple(guarded) if scored else ("messages", "input"):
@@ -123,9 +81,6 @@ def _guard_response(body: dict[str, Any]) -> None:
     """A response of a batch stands alone: it is kept nowhere and calls nothing but its caller."""
     body["request_id"] = f"resp_{body['request_id']}"
     body["store"] = False
-    for name in ("previous_response_id", "conversation", "prompt"):
-        if body.get(name) is not None:
-            raise BodyRefused(f"Invalid '{name}': nothing is kept that it could name.", name)
     tools = body.get("tools")
     for tool in tools if isinstance(tools, list) else ():
         if not isinstance(tool, dict) or tool.get("type") != "function":
@@ -144,41 +99,6 @@ def _template_arguments(value: object) -> dict[str, Any] | None:
         for key, plain in value.items()
         if key not in _TEMPLATE_ARGUMENTS and isinstance(plain, _PLAIN)
     }
-
-
-def _refuse_vast_arrays(body: dict[str, Any]) -> None:
-    total = 0.0
-    for name in _GRAMMARS:
-        for counted, count in _counts(body.get(name)):
-            total += max(0, count)
-            if total > MOST_ITEMS:
-                raise BodyRefused(
-                    f"Invalid '{name}': its arrays may have {MOST_ITEMS} items in all; lower "
-                    f"'{counted}'.",
-                    name,
-                )
-
-
-def _counts(value: object) -> Iterator[tuple[str, float]]:
-    """Walk what describes an answer, schemas that are given as text included."""
-    pending = [value]
-    while pending:
-        item = pending.pop()
-        if isinstance(item, str):
-            if item.lstrip()[:1] not in ("{", "["):
-                continue
-            try:
-                pending.append(orjson.loads(item))
-            except orjson.JSONDecodeError:
-                continue
-        elif isinstance(item, list):
-            pending.extend(item)
-        elif isinstance(item, dict):
-            for name in _COUNTS:
-                count = item.get(name)
-                if isinstance(count, (int, float)):
-                    yield name, count
-            pending.extend(item.values())
 
 
 def _refuse_foreign_media(value: object, param: str) -> None:

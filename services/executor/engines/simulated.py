@@ -20,13 +20,14 @@ from services.executor.engines.base import (
     EngineResponse,
     RequestAborted,
 )
+from services.executor.engines.bounds import BodyRefused
 from services.executor.engines.simulated_answers import (
     Faults,
     answer,
     fast_chat,
     read_body,
 )
-from services.executor.engines.simulated_texts import MAX_WORDS, Refused
+from services.executor.engines.simulated_texts import MAX_WORDS
 from services.executor.engines.started_log import StartedFile
 from services.kit.endpoints import ENDPOINTS
 
@@ -160,7 +161,7 @@ class SimulatedEngine:
             raise ValueError(f"request id {request.request_id} is in flight already")
         try:
             _, faults = read_body(request)
-        except Refused as refused:
+        except BodyRefused as refused:
             return refused.response
         free = not self._stuck and len(self._seated) < self.seats
         if free and not faults.takes_time(request.attempt):

@@ -19,6 +19,8 @@ from services.executor.engines.base import (
     answered,
     error_body,
 )
+from services.executor.engines.bounds import MOST_ELEMENTS, BodyRefused, bounded_body
+from services.executor.engines.guard import guarded_body
 from services.executor.engines.simulated_bodies import (
     rerank_body,
     response_body,
@@ -27,7 +29,6 @@ from services.executor.engines.simulated_bodies import (
 )
 from services.executor.engines.simulated_texts import (
     MAX_WORDS,
-    Refused,
     is_number,
     is_whole,
     sides_of,
@@ -41,8 +42,8 @@ from services.kit.endpoints import (
     RESPONSES,
     SCORE,
 )
+from services.kit.values import MOST_VALUES
 
-MAX_CHOICES = 128
 MAX_OUTPUT_BYTES = 64 * 1024 * 1024
 MAX_DELAY_MS = 86_400_000
 DEFAULT_DIMENSIONS = 8
@@ -69,18 +70,26 @@ class Faults(msgspec.Struct, frozen=True, gc=False):
         return bool(self.delay_ms or self.hang or self.hang_engine or attempt <= self.crash)
 
 
-class _FastMessage(msgspec.Struct, gc=False):
+class _FastMessage(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     content: str
+    role: str = ""
+    name: str | None = None
 
 
-class _FastChat(msgspec.Struct, gc=False):
+class _FastChat(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """All that it does not know is for the strict way: it may be what is refused."""
+
     model: str
-    messages: Annotated[list[_FastMessage], msgspec.Meta(min_length=1)]
+    messages: Annotated[list[_FastMessage], msgspec.Meta(min_length=1, max_length=MOST_ELEMENTS)]
     max_tokens: _TokenLimit = None
     max_completion_tokens: _TokenLimit = None
     temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
     n: Annotated[int, msgspec.Meta(ge=1, le=1)] | None = None
     x_simulate: None = None
+    top_p: float | None = None
+    seed: int | None = None
+    stop: str | None = None
+    user: str | None = None
 
 
 _decode_chat = msgspec.json.Decoder(_FastChat).decode
@@ -99,7 +108,11 @@ def fast_chat(request: EngineRequest, created: int) -> EngineResponse | None:
     body = request.body
     escapes = b"\\" in body
     # Decoders skip unknown fields unread, so an escaped surrogate may hide there.
-    if request.endpoint != CHAT_COMPLETIONS or (escapes and (b"\\ud" in body or b"\\uD" in body)):
+    if (
+        request.endpoint != CHAT_COMPLETIONS
+        or len(body) > MOST_VALUES
+        or (escapes and (b"\\ud" in body or b"\\uD" in body))
+    ):
         return None
     try:
         chat = _decode_chat(body)
@@ -129,19 +142,17 @@ def fast_chat(request: EngineRequest, created: int) -> EngineResponse | None:
 
 
 def read_body(request: EngineRequest) -> tuple[dict[str, Any], Faults]:
-    """The body and its faults, checked as any engine would. Raises `Refused`."""
+    """The body and its faults, checked as for any engine. Raises `BodyRefused`."""
     if request.endpoint not in ENDPOINTS:
-        raise Refused(f"This engine does not serve {request.endpoint}.")
-    try:
-        body = orjson.loads(request.body)
-    except orjson.JSONDecodeError as error:
-        # orjson refuses lone surrogates, which other parsers let through to the engine.
-        raise Refused(f"The body is not valid JSON text: {error}.") from None
-    if not isinstance(body, dict):
-        raise Refused("The body must be a JSON object.")
+        raise BodyRefused(f"This engine does not serve {request.endpoint}.")
+    body = bounded_body(request)
+    simulated = body.get("x_simulate")
+    model = body.get("model")
+    body = guarded_body(request, body)
+    body["model"] = model
     _check_sampling(body)
     texts_of(request.endpoint, body)
-    return body, _read_faults(body.get("x_simulate"))
+    return body, _read_faults(simulated)
 
 
 def answer(request: EngineRequest, created: int) -> EngineResponse:
@@ -160,42 +171,41 @@ def answer(request: EngineRequest, created: int) -> EngineResponse:
         if request.endpoint in (SCORE, RERANK):
             return _scored(request, body, created)
         return _generated(request, body, faults, created)
-    except Refused as refused:
+    except BodyRefused as refused:
         return refused.response
 
 
 def _check_sampling(body: dict[str, Any]) -> None:
     if not isinstance(body.get("model"), str):
-        raise Refused("Missing required parameter: 'model'.", "model")
+        raise BodyRefused("Missing required parameter: 'model'.", "model")
     for name, limit in (
         ("max_tokens", MAX_WORDS),
         ("max_completion_tokens", MAX_WORDS),
         ("max_output_tokens", MAX_WORDS),
-        ("n", MAX_CHOICES),
     ):
         value = body.get(name)
         if value is not None and not (is_whole(value) and 1 <= value <= limit):
-            raise Refused(f"Invalid '{name}': expected a whole number from 1 to {limit}.", name)
+            raise BodyRefused(f"Invalid '{name}': expected a whole number from 1 to {limit}.", name)
     value = body.get("temperature")
     if value is not None and not (is_number(value) and 0 <= value <= 2):
-        raise Refused("Invalid 'temperature': expected a number from 0 to 2.", "temperature")
+        raise BodyRefused("Invalid 'temperature': expected a number from 0 to 2.", "temperature")
 
 
 def _read_faults(value: object) -> Faults:
     if value is None:
         return Faults()
     if not isinstance(value, dict):
-        raise Refused("Invalid 'x_simulate': expected an object.", "x_simulate")
+        raise BodyRefused("Invalid 'x_simulate': expected an object.", "x_simulate")
     known = {"delay_ms", "status", "times", "crash", "hang", "output_bytes"}
     unknown = sorted(value.keys() - known)
     if unknown:
-        raise Refused(f"Unknown parameter: 'x_simulate.{unknown[0]}'.", "x_simulate")
+        raise BodyRefused(f"Unknown parameter: 'x_simulate.{unknown[0]}'.", "x_simulate")
 
     def checked(name: str, low: int, high: int) -> Any:
         number = value.get(name)
         whole = is_number(number) if name == "delay_ms" else is_whole(number)
         if number is not None and not (whole and low <= number <= high):
-            raise Refused(
+            raise BodyRefused(
                 f"Invalid 'x_simulate.{name}': expected a number from {low} to {high}.",
                 "x_simulate",
             )
@@ -203,7 +213,7 @@ def _read_faults(value: object) -> Faults:
 
     hang = value.get("hang")
     if hang not in (None, True, False, "engine"):
-        raise Refused("Invalid 'x_simulate.hang': expected true or \"engine\".", "x_simulate")
+        raise BodyRefused("Invalid 'x_simulate.hang': expected true or \"engine\".", "x_simulate")
     always = 2**31
     crash = value.get("crash")
     return Faults(
@@ -242,7 +252,9 @@ def _generated(
     each = body.get("n") or 1
     answered = texts[-1:] if chat else texts
     if (faults.output_bytes or 0) * each * len(answered) > MAX_OUTPUT_BYTES:
-        raise Refused("Invalid 'x_simulate.output_bytes': too much in all choices.", "x_simulate")
+        raise BodyRefused(
+            "Invalid 'x_simulate.output_bytes': too much in all choices.", "x_simulate"
+        )
     contents = [_content(text, faults.output_bytes) for text in answered for _ in range(each)]
     choices: list[dict[str, Any]] = []
     for index, content in enumerate(contents):
@@ -289,7 +301,7 @@ def _scored(request: EngineRequest, body: dict[str, Any], created: int) -> Engin
     else:
         top_n = body.get("top_n")
         if top_n is not None and not (is_whole(top_n) and top_n >= 0):
-            raise Refused("Invalid 'top_n': expected a whole number from 0.", "top_n")
+            raise BodyRefused("Invalid 'top_n': expected a whole number from 0.", "top_n")
         answer_body = rerank_body(body, request.request_id, one[0], other)
     answer_body["usage"] = {"prompt_tokens": words, "total_tokens": words}
     answer_body["system_fingerprint"] = "simulated"
@@ -301,12 +313,12 @@ def _embeddings(body: dict[str, Any]) -> EngineResponse:
     dimensions = body.get("dimensions")
     dimensions = DEFAULT_DIMENSIONS if dimensions is None else dimensions
     if not (is_whole(dimensions) and 1 <= dimensions <= MAX_DIMENSIONS):
-        raise Refused(f"Invalid 'dimensions': expected 1 to {MAX_DIMENSIONS}.", "dimensions")
+        raise BodyRefused(f"Invalid 'dimensions': expected 1 to {MAX_DIMENSIONS}.", "dimensions")
     encoding = body.get("encoding_format") or "float"
     if encoding not in ("float", "base64"):
-        raise Refused("Invalid 'encoding_format': expected float or base64.", "encoding_format")
+        raise BodyRefused("Invalid 'encoding_format': expected float or base64.", "encoding_format")
     if len(texts) * dimensions * 20 > MAX_OUTPUT_BYTES:
-        raise Refused("Too many inputs of too many dimensions.", "input")
+        raise BodyRefused("Too many inputs of too many dimensions.", "input")
     data = []
     for index, text in enumerate(texts):
         numbers: Any = vector(text, dimensions)

@@ -2,13 +2,11 @@
 
 from typing import Any
 
-from services.executor.engines.base import refusal
+from services.executor.engines.bounds import BodyRefused
 from services.kit.endpoints import CHAT_COMPLETIONS, COMPLETIONS, RERANK, RESPONSES, SCORE
 
 MAX_WORDS = 100_000
 """Context length in words; longer prompts and larger `max_tokens` are refused."""
-MAX_PAIRS = 10_000
-"""Texts that one request may have scored; each takes some microseconds of the event loop."""
 SCORED_PAIRS = (
     ("text_1", "text_2"),
     ("queries", "documents"),
@@ -16,14 +14,6 @@ SCORED_PAIRS = (
     ("data_1", "data_2"),
 )
 """The names that vLLM knows for the two sides of a score."""
-
-
-class Refused(Exception):
-    """The body is at fault; carries the 400 to answer."""
-
-    def __init__(self, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.response = refusal(message, param=param)
 
 
 def is_number(value: object) -> bool:
@@ -38,19 +28,19 @@ def is_whole(value: object) -> bool:
 
 def _message_text(message: object, param: str) -> str:
     if not isinstance(message, dict):
-        raise Refused(f"Invalid '{param}': expected a list of objects.", param)
+        raise BodyRefused(f"Invalid '{param}': expected a list of objects.", param)
     content = message.get("content")
     if content is None:
         return ""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise Refused(f"Invalid '{param}': content must be text or a list of parts.", param)
+        raise BodyRefused(f"Invalid '{param}': content must be text or a list of parts.", param)
     texts = []
     for part in content:
         text = part.get("text", "") if isinstance(part, dict) else part
         if not isinstance(text, str):
-            raise Refused(f"Invalid '{param}': a part's text must be a string.", param)
+            raise BodyRefused(f"Invalid '{param}': a part's text must be a string.", param)
         texts.append(text)
     return "".join(texts)
 
@@ -60,7 +50,7 @@ def _prompts(value: object, param: str) -> list[str]:
     if isinstance(value, str):
         return [value]
     if value is None or value == []:
-        raise Refused(f"Missing required parameter: '{param}'.", param)
+        raise BodyRefused(f"Missing required parameter: '{param}'.", param)
     if isinstance(value, list):
         if all(is_whole(token) for token in value):
             return [" ".join(map(str, value))]
@@ -68,7 +58,7 @@ def _prompts(value: object, param: str) -> list[str]:
             return value
         if all(isinstance(ids, list) and ids and all(map(is_whole, ids)) for ids in value):
             return [" ".join(map(str, ids)) for ids in value]
-    raise Refused(f"Invalid '{param}': expected text, token ids, or a list of either.", param)
+    raise BodyRefused(f"Invalid '{param}': expected text, token ids, or a list of either.", param)
 
 
 def _names(endpoint: str, body: dict[str, Any]) -> tuple[str, str]:
@@ -84,7 +74,7 @@ def _names(endpoint: str, body: dict[str, Any]) -> tuple[str, str]:
 def _side(value: object, param: str) -> list[str]:
     """Texts of one side of a comparison, each a string or an object with content."""
     if value is None or value == []:
-        raise Refused(f"Missing required parameter: '{param}'.", param)
+        raise BodyRefused(f"Missing required parameter: '{param}'.", param)
     items = value if isinstance(value, list) else [value]
     return [item if isinstance(item, str) else _message_text(item, param) for item in items]
 
@@ -92,28 +82,26 @@ def _side(value: object, param: str) -> list[str]:
 def sides_of(endpoint: str, body: dict[str, Any]) -> tuple[list[str], list[str]]:
     """What is compared with what: 1 with any number, or as many with as many.
 
-    A rerank's query is always 1. Raises `Refused`.
+    A rerank's query is always 1. Raises `BodyRefused`.
     """
     names = _names(endpoint, body)
     one, other = (_side(body.get(name), name) for name in names)
     if endpoint == RERANK and isinstance(body[names[0]], list):
-        raise Refused("Invalid 'query': expected one text.", "query")
+        raise BodyRefused("Invalid 'query': expected one text.", "query")
     if len(one) not in (1, len(other)):
-        raise Refused(f"Invalid '{names[1]}': expected as many as '{names[0]}'.", names[1])
-    if len(other) > MAX_PAIRS:
-        raise Refused(f"Too many pairs: {len(other)}; the limit is {MAX_PAIRS}.", names[1])
+        raise BodyRefused(f"Invalid '{names[1]}': expected as many as '{names[0]}'.", names[1])
     return one, other
 
 
 def texts_of(endpoint: str, body: dict[str, Any]) -> list[str]:
-    """All texts of a request, in order. Raises `Refused`, also where they are too long."""
+    """All texts of a request, in order. Raises `BodyRefused`, also where they are too long."""
     if endpoint in (CHAT_COMPLETIONS, RESPONSES):
         param = "messages" if endpoint == CHAT_COMPLETIONS else "input"
         messages = body.get(param)
         if endpoint == RESPONSES and isinstance(messages, str):
             messages = [{"content": messages}]
         if not isinstance(messages, list) or not messages:
-            raise Refused(f"Missing required parameter: '{param}'.", param)
+            raise BodyRefused(f"Missing required parameter: '{param}'.", param)
         texts = [_message_text(message, param) for message in messages]
         words = sum(len(text.split()) for text in texts)
     elif endpoint in (SCORE, RERANK):
@@ -125,5 +113,5 @@ def texts_of(endpoint: str, body: dict[str, Any]) -> list[str]:
         texts = _prompts(body.get(param), param)
         words = max(len(text.split()) for text in texts)
     if words > MAX_WORDS:
-        raise Refused(f"The prompt has {words} words; the limit is {MAX_WORDS}.", param)
+        raise BodyRefused(f"The prompt has {words} words; the limit is {MAX_WORDS}.", param)
     return texts

@@ -25,7 +25,8 @@ from services.executor.engines.base import (
     RequestAborted,
     refusal,
 )
-from services.executor.engines.guard import BodyRefused, guarded_body
+from services.executor.engines.bounds import BodyRefused
+from services.executor.engines.guard import guarded_body
 from services.kit.log import get_logger
 
 _log = get_logger(__name__)

@@ -6,7 +6,9 @@ import orjson
 import pytest
 
 from services.executor.engines.base import EngineRequest
-from services.executor.engines.guard import DROPPED, BodyRefused, guarded_body
+from services.executor.engines.bounds import BodyRefused
+from services.executor.engines.fields import ALLOWED, REFUSED
+from services.executor.engines.guard import guarded_body
 from services.kit.endpoints import (
     CHAT_COMPLETIONS,
     COMPLETIONS,
@@ -31,8 +33,35 @@ def parts(*contents: dict[str, Any]) -> dict[str, Any]:
 
 def test_what_steers_is_dropped_and_what_asks_is_kept() -> None:
     kept = {"max_tokens": 5, "seed": 1, "tools": [], "response_format": {"type": "json_object"}}
-    body = guarded({"model": "alias", "request_id": "mine", **dict.fromkeys(DROPPED, 1), **kept})
+    steers = (
+        *("priority", "stream_options", "store", "background", "session_id", "x_simulate"),
+        *("kv_transfer_params", "data_parallel_rank", "a_field_of_the_next_release"),
+    )
+    empty = dict.fromkeys(REFUSED, None) | {"modalities": ["text"], "best_of": 1}
+    body = guarded(
+        {"model": "alias", "request_id": "mine", **dict.fromkeys(steers, 1), **empty, **kept}
+    )
     assert body == {"model": "served", "request_id": "b" * 32, **kept}
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "field", "value"),
+    [
+        *((endpoint, field, "x") for endpoint in ALLOWED for field in ("chat_template", "audio")),
+        (CHAT_COMPLETIONS, "guided_json", {"type": "object"}),
+        (CHAT_COMPLETIONS, "modalities", ["text", "audio"]),
+        (COMPLETIONS, "prompt_embeds", "AAAA"),
+        (COMPLETIONS, "best_of", 4),
+    ],
+)
+def test_what_would_change_the_answer_is_refused_by_name(
+    endpoint: str, field: str, value: object
+) -> None:
+    raw = orjson.dumps({"model": "m", field: value})
+    with pytest.raises(BodyRefused) as refused:
+        guarded_body(EngineRequest(endpoint, "served", raw, "b" * 32, 1))
+    error = assert_envelope(refused.value.response)
+    assert (error["param"], field in error["message"]) == (field, True)
 
 
 def test_caches_are_kept_apart_by_project() -> None:
@@ -60,8 +89,7 @@ def vast(count: object = 100_001) -> dict[str, Any]:
         ("response_format", {"schema": [vast(60_000), {"maxItems": 60_000}]}),
         ("structured_outputs", {"json": vast()}),
         ("structured_outputs", {"json": orjson.dumps(vast(10**12)).decode()}),
-        ("guided_json", vast()),
-        ("guided_json", [vast(-1e300), vast()]),
+        ("structured_outputs", [vast(-1e300), vast()]),
         ("structured_outputs", {"json": ' {"min\\u0049tems":1e9}'}),
         ("tools", [{"type": "function", "function": {"name": "f", "parameters": vast()}}]),
         ("text", {"format": {"type": "json_schema", "schema": vast()}}),
@@ -85,7 +113,8 @@ def test_messages_are_an_array(messages: object) -> None:
 def test_a_schema_of_what_is_usual_is_taken() -> None:
     for schema in (vast(100_000), vast("many"), {"properties": {"minItems": vast(5)}}):
         for given in (schema, orjson.dumps(schema).decode(), "no schema: minItems"):
-            assert guarded({"guided_json": given})["guided_json"] == given
+            outputs = {"json": given}
+            assert guarded({"structured_outputs": outputs})["structured_outputs"] == outputs
 
 
 def test_template_arguments_are_plain_and_replace_none_of_the_renderers() -> None:
@@ -215,12 +244,12 @@ def test_a_responses_media_comes_inside() -> None:
 def test_what_is_scored_comes_inside(endpoint: str, field: str) -> None:
     def guarded(address: str) -> dict[str, Any]:
         part = {"type": "image_url", "image_url": {"url": address}}
-        raw = orjson.dumps({field: [{"content": [part]}], "priority": -1, "top_n": 3})
+        raw = orjson.dumps({field: [{"content": [part]}], "priority": -1, "padding": "x"})
         return guarded_body(EngineRequest(endpoint, "served", raw, "b" * 32, 1))
 
     with pytest.raises(BodyRefused) as refused:
         guarded("http://10.0.0.1/x.png")
     assert assert_envelope(refused.value.response)["param"] == field
     body = guarded("data:image/png;base64,AA==")
-    assert (body["model"], body["request_id"], body["top_n"]) == ("served", "b" * 32, 3)
+    assert (body["model"], body["request_id"], body["padding"]) == ("served", "b" * 32, "x")
     assert "priority" not in body
