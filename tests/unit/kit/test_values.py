@@ -13,7 +13,11 @@ pytestmark = pytest.mark.unit
 
 texts = st.text(st.sampled_from('\\",{[]}: 1é\n😀'), max_size=6)
 values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | texts,
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | texts,
     lambda inner: st.lists(inner, max_size=5) | st.dictionaries(texts, inner, max_size=5),
     max_leaves=20,
 )
