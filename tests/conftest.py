@@ -1,5 +1,7 @@
 """Fixtures that every suite may ask for by name, and the order of files."""
 
+import os
+
 import hypothesis
 import pytest
 import structlog
@@ -14,6 +16,9 @@ hypothesis.settings.register_profile(
     "busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("busy")
+
+# Processes that tests start may be told where to die.
+os.environ["NIGHTSHIFT_UNDER_TEST"] = "1"
 
 # As processes log, without the values of variables: to draw those takes most of a second.
 structlog.configure(

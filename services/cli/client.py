@@ -8,6 +8,9 @@ from urllib.parse import urlsplit
 
 import click
 
+from services.cli.secret_options import from_file
+from services.kit.api_keys import Form, form_of
+
 if TYPE_CHECKING:
     # Half a second of processor time, which commands that call no server are spared.
     import openai
@@ -45,7 +48,8 @@ def server_options(command: Command) -> Command:
         default="none",
         show_default=True,
         show_envvar=True,
-        help="Any will do until the server has its first key.",
+        callback=from_file("NIGHTSHIFT_API_KEY", lambda key: form_of(key) is not Form.MALFORMED),
+        help="@FILE reads a file. Any will do until the server has its first key.",
     )
     return url(key(command))
 

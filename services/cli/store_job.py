@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
 
 import click
 from click.core import ParameterSource
@@ -15,6 +16,7 @@ from services.cli import system
 from services.cli.client import INTERRUPTED, fail
 from services.cli.datadir import DataDir, DataDirError
 from services.cli.fleet import import_path
+from services.cli.secret_options import from_file
 
 CANNOT: Final = 2
 """Exit status where it cannot be done, or cannot be told."""
@@ -36,7 +38,9 @@ def place_options(command: Command) -> Command:
     database = click.option(
         "--database-url",
         metavar="URL",
-        help="Where its rows are, if not there; without --data NIGHTSHIFT_STORE_DATABASE_URL says.",
+        callback=from_file(system.VARIABLES[system.DATABASE], _has_password),
+        help="Where its rows are, if not there, or @FILE with that; without --data "
+        "NIGHTSHIFT_STORE_DATABASE_URL says.",
     )
     blobs = click.option(
         "--blobs-url",
@@ -44,6 +48,14 @@ def place_options(command: Command) -> Command:
         help="Where its blobs are, if not there; without --data NIGHTSHIFT_STORE_BLOBS_URL says.",
     )
     return data(database(blobs(command)))
+
+
+def _has_password(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return False
+    return bool(parts.password) or "password=" in parts.query
 
 
 def place(data: Path, database_url: str | None, blobs_url: str | None) -> dict[str, str]:

@@ -1,7 +1,10 @@
 """Named places to die in. Each step that leaves something durable behind passes two of them.
 
-They are inactive unless `NIGHTSHIFT_FAILPOINTS` arms some, which only tests do:
+They are inactive unless `NIGHTSHIFT_FAILPOINTS` arms some, which only tests do. They also set
+`NIGHTSHIFT_UNDER_TEST`: without it a process refuses to start, so that no variable set by mistake
+kills a service in production.
 
+    NIGHTSHIFT_UNDER_TEST=1
     NIGHTSHIFT_FAILPOINTS="result.record:before=kill;finalize.write:after@2=freeze"
 
 `before` is the last moment at which the step has left nothing behind, `after` the first at which
@@ -72,9 +75,14 @@ class Failpoints:
 
 
 def _of_environment() -> Failpoints:
+    armed = os.environ.get("NIGHTSHIFT_FAILPOINTS", "")
     folder = os.environ.get("NIGHTSHIFT_FAILPOINTS_DIR", "")
     try:
-        return Failpoints(os.environ.get("NIGHTSHIFT_FAILPOINTS", ""), folder)
+        if armed and os.environ.get("NIGHTSHIFT_UNDER_TEST") != "1":
+            raise SettingsError(
+                "NIGHTSHIFT_FAILPOINTS kills processes and is for tests only; unset it"
+            )
+        return Failpoints(armed, folder)
     except SettingsError as error:
         # While modules are read, nobody is there yet who could tell it.
         sys.stderr.write(f"nightshift: {error}\n")
