@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from opentelemetry import trace
 
 from protos.nightshift.v1.dispatch_pb2 import Dispatch
+from protos.nightshift.v1.work_pb2 import AttemptOpened
 from services.executor.engines.base import EngineResponse
 from services.executor.envelope import Line
 from services.executor.results import ResultBuffer
@@ -72,6 +73,7 @@ class Attempt:
     def __init__(self, delivery: Delivery, order: int, now: float) -> None:
         self.delivery = delivery
         self.dispatch = delivery.dispatch
+        """What the message says, until the store has opened the attempt and says better."""
         self.order = order
         """Place in the order of arrival: earlier ones get seats first."""
         self.left = delivery.dispatch.line_count
@@ -162,6 +164,26 @@ class Attempts:
         self._opened.append(attempt.name)
         self.changed()
         return attempt
+
+    def believe(self, attempt: Attempt, opened: AttemptOpened) -> None:
+        """Run its lines as the store says, whatever stood in the message from the bus."""
+        attempt.token = opened.token
+        attempt.project_id = opened.project_id
+        if opened.endpoint:
+            dispatch = Dispatch()
+            dispatch.CopyFrom(attempt.dispatch)
+            dispatch.batch_id = opened.batch_id
+            dispatch.endpoint = opened.endpoint
+            dispatch.model = opened.model
+            dispatch.expires_at_ms = opened.expires_at_ms
+            dispatch.alone = opened.alone
+            attempt.dispatch = dispatch
+        if attempt.dispatch.alone:
+            self._alone[attempt.order] = attempt
+        else:
+            self._alone.pop(attempt.order, None)
+        attempt.number = opened.deaths + 1 if attempt.dispatch.alone else max(1, opened.attempt)
+        self.resize(attempt, sum(part.count for part in opened.lines))
 
     def resize(self, attempt: Attempt, lines: int) -> None:
         """Correct the number of lines left to what the store says."""

@@ -36,12 +36,14 @@ LEAVING_SECONDS: Final = 4.0
 SETTLE_SECONDS: Final = 0.5
 """For steps in the background, such as an answer to the broker."""
 
-_STOPS: Final = {
-    dispatch_pb2.EVENT_KIND_BATCH_CANCELLING: work_pb2.DROP_REASON_CANCELLED,
-    dispatch_pb2.EVENT_KIND_BATCH_EXPIRING: work_pb2.DROP_REASON_EXPIRED,
-    # Sealed: no result is taken any more, and the store has closed the attempts.
-    dispatch_pb2.EVENT_KIND_BATCH_SEALED: work_pb2.DROP_REASON_DONE,
-}
+_STOPS: Final = frozenset(
+    {
+        dispatch_pb2.EVENT_KIND_BATCH_CANCELLING,
+        dispatch_pb2.EVENT_KIND_BATCH_EXPIRING,
+        # No result is taken any more, and the store has closed the attempts.
+        dispatch_pb2.EVENT_KIND_BATCH_SEALED,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,6 +277,6 @@ class Executor:
         self._endings.drop(attempts, reason)
 
     async def _on_event(self, event: dispatch_pb2.Event) -> None:
-        reason = _STOPS.get(event.kind)
-        if reason is not None:
-            self._drop(self.attempts.of_batch(event.batch_id), reason)
+        # Only the store's word stops what runs; the event has it asked at once.
+        if event.kind in _STOPS and self.attempts.of_batch(event.batch_id):
+            self._beat_loop.wake()

@@ -105,11 +105,8 @@ class Opener:
                 await self._hand_back(answer.opened.token)
         elif outcome == "opened":
             opened = answer.opened
+            self._attempts.believe(attempt, opened)
             dispatch = attempt.dispatch
-            attempt.number = opened.deaths + 1 if dispatch.alone else max(1, opened.attempt)
-            attempt.token = opened.token
-            attempt.project_id = opened.project_id
-            self._attempts.resize(attempt, sum(part.count for part in opened.lines))
             _log.debug(
                 "attempt_opened",
                 batch=dispatch.batch_id,

@@ -34,6 +34,17 @@ class Ticket:
     project_id: str
     dispatch: int
 
+    @classmethod
+    def of(cls, row: Row) -> "Ticket":
+        """Return the ticket of an attempt's row."""
+        return cls(
+            token=row.token,
+            batch_id=row.batch_id,
+            chunk_id=row.chunk_id,
+            project_id=row.project_id,
+            dispatch=row.dispatch,
+        )
+
 
 _TICKET: Final = sa.select(
     attempts.c.token,

@@ -42,7 +42,8 @@ class Opened:
     ticket: Ticket
     number: int
     lines: Sequence[Range]
-    deaths: int
+    batch: Row
+    chunk: Row
     engine: Key | None = None
     """What `EngineNotes` is to keep once this is committed."""
 
@@ -91,7 +92,9 @@ def open_attempt(
         # Its input could not be read; see `losses`.
         return Busy(left_ms=batch.retry_ms - now_ms)
     opened_before = attempts_repo.open_of_chunk(connection, chunk.id)
-    standing = _standing(connection, chunk, opened_before, delivery, leases=leases, now_ms=now_ms)
+    standing = _standing(
+        connection, batch, chunk, opened_before, delivery, leases=leases, now_ms=now_ms
+    )
     if standing is not None:
         return standing
     if opened_before:
@@ -100,7 +103,7 @@ def open_attempt(
         if chunk.state != chunks_repo.OUT:
             return Gone(reason="superseded")
     opening = _open(
-        connection, chunk, delivery, lease_ms=leases.lease_ms, new_id=new_id, now_ms=now_ms
+        connection, batch, chunk, delivery, lease_ms=leases.lease_ms, new_id=new_id, now_ms=now_ms
     )
     if not isinstance(opening, Opened):
         return opening
@@ -115,7 +118,14 @@ def open_attempt(
 
 
 _BATCH_OF_CHUNK: Final = (
-    sa.select(batches.c.status, batches.c.stopping_ms, batches.c.expires_ms, batches.c.retry_ms)
+    sa.select(
+        batches.c.status,
+        batches.c.stopping_ms,
+        batches.c.expires_ms,
+        batches.c.retry_ms,
+        batches.c.endpoint,
+        batches.c.model,
+    )
     .where(
         batches.c.id
         == sa.select(chunks.c.batch_id)
@@ -147,6 +157,7 @@ def _gone(batch: Row, chunk: Row, delivery: Delivery, now_ms: int) -> Gone | Non
 
 def _standing(
     connection: sa.Connection,
+    batch: Row,
     chunk: Row,
     others: Sequence[Row],
     delivery: Delivery,
@@ -157,7 +168,7 @@ def _standing(
     """Return what a delivery is told where one of the open attempts goes on."""
     for other in others:
         if leases.end_ms(other.lease_until_ms) > now_ms and _same_delivery(other, delivery):
-            return _opened(connection, chunk, other)
+            return _opened(connection, batch, chunk, other)
         left_ms = _left(other, delivery, leases, now_ms)
         if left_ms > 0:
             if _is_repeated(other, delivery):
@@ -227,6 +238,7 @@ def _take_over(
 
 def _open(
     connection: sa.Connection,
+    batch: Row,
     chunk: Row,
     delivery: Delivery,
     *,
@@ -258,23 +270,18 @@ def _open(
         now_ms=now_ms,
         lease_ms=lease_ms,
     )
-    return Opened(ticket=ticket, number=number, lines=lines, deaths=chunk.deaths)
+    return Opened(ticket=ticket, number=number, lines=lines, batch=batch, chunk=chunk)
 
 
-def _opened(connection: sa.Connection, chunk: Row, attempt: Row) -> Opened:
+def _opened(connection: sa.Connection, batch: Row, chunk: Row, attempt: Row) -> Opened:
     return Opened(
-        ticket=Ticket(
-            token=attempt.token,
-            batch_id=attempt.batch_id,
-            chunk_id=attempt.chunk_id,
-            project_id=attempt.project_id,
-            dispatch=attempt.dispatch,
-        ),
+        ticket=Ticket.of(attempt),
         number=attempt.number,
         lines=results_repo.remaining(
             connection, chunk.batch_id, chunks_repo.unpack_ranges(chunk.lines)
         ),
-        deaths=chunk.deaths,
+        batch=batch,
+        chunk=chunk,
     )
 
 
@@ -350,15 +357,7 @@ def beat(
         if reason is not None or row is None:
             drops[token] = reason or work_pb2.DROP_REASON_DONE
             continue
-        alive.append(
-            Ticket(
-                token=token,
-                batch_id=row.batch_id,
-                chunk_id=row.chunk_id,
-                project_id=row.project_id,
-                dispatch=row.dispatch,
-            )
-        )
+        alive.append(Ticket.of(row))
         if row.started != packed:
             marks[token] = packed
     attempts_repo.extend(connection, alive, now_ms + lease_ms)

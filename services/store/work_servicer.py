@@ -252,8 +252,14 @@ class WorkServicer(work_pb2_grpc.WorkServicer):
                         token=outcome.ticket.token,
                         attempt=outcome.number,
                         lines=chunks_repo.to_messages(outcome.lines),
-                        deaths=outcome.deaths,
+                        deaths=outcome.chunk.deaths,
                         project_id=outcome.ticket.project_id,
+                        endpoint=outcome.batch.endpoint,
+                        # A batch of several models has chunks of one each.
+                        model=outcome.chunk.model or outcome.batch.model,
+                        expires_at_ms=outcome.batch.expires_ms,
+                        alone=outcome.chunk.alone,
+                        batch_id=outcome.ticket.batch_id,
                     )
                 )
             case opening.Gone():

@@ -14,7 +14,6 @@ from services.executor import opener, reporter
 from services.executor.engines.simulated import SimulatedEngine
 from services.kit import telemetry
 from services.kit.frames import FAILED_FLAG, FRAME_BYTES
-from services.kit.subjects import event_subject
 from tests.kit.eventually import eventually
 from tests.kit.executor_fleet import POOL, Fleet, fleet, lines
 from tests.kit.scripted_store import chat_line
@@ -246,13 +245,10 @@ async def test_what_ended_while_it_waited_is_not_opened(
     [opened] = await eventually(lambda: fleet.work.named("OpenAttempt"))
     await eventually(lambda: len(executor.attempts) == 2)
     [waits] = [one for one in executor.attempts if one.dispatch.chunk_id != opened.chunk_id]
-    event = dispatch_pb2.Event(
-        kind=dispatch_pb2.EVENT_KIND_BATCH_CANCELLING, batch_id=waits.dispatch.batch_id
-    )
-    await fleet.bus.publish_event(event_subject(event), event.SerializeToString(), "cancel")
+    leaving = asyncio.create_task(fleet.stop())
     await eventually(lambda: waits.closed)
     answered.set()
-    await fleet.settled()
+    await leaving
     assert [one.chunk_id for one in fleet.work.named("OpenAttempt")] == [opened.chunk_id]
 
 

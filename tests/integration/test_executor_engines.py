@@ -218,6 +218,8 @@ async def test_a_line_that_died_alone_is_told_from_one_that_had_company(fleet: F
     event = dispatch_pb2.Event(
         kind=dispatch_pb2.EVENT_KIND_BATCH_CANCELLING, batch_id="batch_b", pool_id=POOL
     )
+    [token] = [token for token in fleet.work.tokens if token.startswith(stuck.chunk_id)]
+    fleet.work.drops[token] = work_pb2.DROP_REASON_CANCELLED
     await fleet.bus.publish_event(event_subject(event), event.SerializeToString(), "outbox-1")
     await eventually(lambda: len(fleet.work.named("ReportDeath")) == 2)
     first, second = fleet.work.named("ReportDeath")

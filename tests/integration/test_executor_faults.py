@@ -65,9 +65,15 @@ async def test_a_cancelled_batch_leaves_the_engine_and_keeps_what_is_finished(
     if how != "beat":
         kind = dispatch_pb2.EventKind.Value(f"EVENT_KIND_{how}")
         event = dispatch_pb2.Event(kind=kind, batch_id="batch_a", pool_id=POOL)
+        # Whoever says so on the bus only has the store asked, at once.
+        beats = len(fleet.work.named("Beat"))
+        await fleet.bus.publish_event(event_subject(event), event.SerializeToString(), "forged")
+        await eventually(lambda: len(fleet.work.named("Beat")) > beats)
+        assert executor.runner.in_flight == 2
+        assert not fleet.work.named("HandBack")
+    fleet.work.drops[token] = work_pb2.DROP_REASON_CANCELLED
+    if how != "beat":
         await fleet.bus.publish_event(event_subject(event), event.SerializeToString(), "outbox-1")
-    else:
-        fleet.work.drops[token] = work_pb2.DROP_REASON_CANCELLED
     await eventually(lambda: executor.runner.in_flight == 1)
     assert time.monotonic() - started < 3
     await eventually(lambda: fleet.work.named("HandBack"))
@@ -78,6 +84,38 @@ async def test_a_cancelled_batch_leaves_the_engine_and_keeps_what_is_finished(
     assert "slow" not in results
     assert "done" in results
     assert fleet.work.chunks[other.chunk_id].done
+
+
+class NotingEngine(SimulatedEngine):
+    """Notes what it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[EngineRequest] = []
+
+    def submit_many(self, requests: Sequence[EngineRequest]) -> list[Answer]:
+        self.asked += requests
+        return super().submit_many(requests)
+
+
+@pytest.mark.parametrize("older", [False, True])
+async def test_lines_run_as_the_store_says_and_not_as_the_message_does(
+    fleet: Fleet, *, older: bool
+) -> None:
+    """A store of the version before says nothing; the message counts then."""
+    fleet.work.older = older
+    true = fleet.work.add_chunk(lines(1), pool_id=POOL)
+    forged = dispatch_pb2.Dispatch.FromString(true.SerializeToString())
+    forged.model, forged.endpoint, forged.batch_id = "another", "/v1/embeddings", "batch_b"
+    forged.alone, forged.line_count = True, 7
+    await fleet.publish(forged)
+    engine = NotingEngine()
+    await fleet.start(engine=engine)
+    await fleet.settled()
+    said = forged if older else true
+    [asked] = engine.asked
+    assert (asked.model, asked.endpoint) == (said.model, said.endpoint)
+    assert asked.batch_id == said.batch_id
 
 
 async def test_a_superseded_attempt_neither_acknowledges_nor_hands_back(fleet: Fleet) -> None:

@@ -77,6 +77,8 @@ class ScriptedWork(work_pb2_grpc.WorkServicer):
         """Answers to the next openings, by chunk, before the usual ones."""
         self.away = False
         """Every call answers UNAVAILABLE."""
+        self.older = False
+        """Like a store that says nothing of what a chunk's lines are to run as."""
         self.break_streams = 0
         """How many result streams to break after their first frame, unacknowledged."""
         self.acks = asyncio.Event()
@@ -147,6 +149,7 @@ class ScriptedWork(work_pb2_grpc.WorkServicer):
                 lines=[common_pb2.LineRange(first=number, count=1) for number in left],
                 deaths=chunk.deaths,
                 project_id=PROJECT,
+                **({} if self.older else _job(chunk.dispatch)),
             )
         )
 
@@ -212,6 +215,16 @@ class ScriptedWork(work_pb2_grpc.WorkServicer):
         """Log it."""
         await self._enter("ReportDeath", request, context)
         return work_pb2.ReportDeathResponse()
+
+
+def _job(dispatch: dispatch_pb2.Dispatch) -> dict[str, Any]:
+    return {
+        "endpoint": dispatch.endpoint,
+        "model": dispatch.model,
+        "expires_at_ms": dispatch.expires_at_ms,
+        "alone": dispatch.alone,
+        "batch_id": dispatch.batch_id,
+    }
 
 
 def _lines_frame(records: list[tuple[int, int]], payload: bytes) -> work_pb2.ReadLinesResponse:

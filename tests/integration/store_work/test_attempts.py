@@ -23,6 +23,10 @@ async def test_a_repeated_call_finds_the_attempt_that_it_opened(store: Store) ->
     again = await store.open(dispatch)
     assert (again.token, again.attempt) == (first.token, 1)
     assert first.project_id == again.project_id == store.project_id
+    # An executor believes these, and not the message that came over the bus.
+    for name in ("endpoint", "model", "expires_at_ms", "alone", "batch_id"):
+        assert getattr(first, name) == getattr(again, name) == getattr(dispatch, name)
+    assert first.model
 
 
 async def test_another_executor_is_told_how_long_the_first_one_has(store: Store) -> None:
