@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from services.kit import failpoints
+from services.kit.bus_roles import ROLES, authorization
 
 OWNER_VARIABLE: Final = "NIGHTSHIFT_UP_DATA"
 """Set for every child to its data directory, so that a pid read from a file is known as ours."""
@@ -92,10 +93,17 @@ class DataDir:
         return self._secret
 
     def write_nats_config(self, port: int) -> None:
-        """Write the broker's configuration; its paths are relative to the directory."""
-        _write(
-            "up.nats_config",
-            self.nats_config,
+        """Write the broker's configuration and new passwords for all who may use it.
+
+        Its paths are relative to the directory.
+        """
+        passwords = {role: secrets.token_hex(32) for role in ROLES}
+        try:
+            self.nats_password("").mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise _unusable(self.root, error) from error
+        texts = {self.nats_password(role): f"{to}\n" for role, to in passwords.items()}
+        texts[self.nats_config] = (
             'host: "127.0.0.1"\n'
             f"port: {port}\n"
             'server_name: "nightshift"\n'
@@ -103,8 +111,15 @@ class DataDir:
             'log_file: "nats.log"\n'
             "logfile_size_limit: 4MB\n"
             "logfile_max_num: 2\n"
-            'jetstream { store_dir: "nats" }\n',
+            'jetstream { store_dir: "nats" }\n'
+            + authorization({role: f'"{password}"' for role, password in passwords.items()})
         )
+        for path, text in texts.items():
+            _write("up.nats_config", path, text)
+
+    def nats_password(self, role: str) -> Path:
+        """Return the file with the password by which a role logs in at the broker."""
+        return self.root / "nats-passwords" / role
 
     def write_addresses(self, addresses: dict[str, str]) -> None:
         """Record where services listen and keep things, for commands that name the directory."""

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
-import services
 from services.cli.datadir import OWNER_VARIABLE, DataDir
+from services.cli.environment import environment_of, import_path
 from services.cli.plan import Address, ExecutorPlan, Plan
 from services.cli.ports import is_open
 from services.cli.supervisor import Child, ChildSpec
+from services.kit.bus_roles import ROLES
 from services.kit.log import get_logger
 
 _log = get_logger(__name__)
@@ -81,7 +82,7 @@ class Fleet:
             plan: what is asked for.
             addresses: where each is to listen.
             data: where they keep what they keep.
-            environment: ours; settings of services in it are passed on.
+            environment: ours; each child gets what it needs of it.
         """
         self._plan = plan
         self._addresses = addresses
@@ -91,6 +92,7 @@ class Fleet:
         ).absolute()
         self._environment = self._environment_of_children(environment)
         self._nats = self._child(
+            "nats",
             "nats",
             (str(nats_server()), "--config", data.nats_config.name),
             {},
@@ -247,10 +249,13 @@ class Fleet:
     def _service(self, service: str, *, name: str = "", **settings: str) -> Child:
         command = (sys.executable, "-P", "-m", f"services.{service}.main")
         seconds = stop_seconds_of(service, self._environment)
-        return self._child(name or service, command, settings, stop_seconds=seconds)
+        if service in ROLES:
+            settings["NIGHTSHIFT_NATS_PASSWORD_FILE"] = str(self._data.nats_password(service))
+        return self._child(service, name or service, command, settings, stop_seconds=seconds)
 
     def _child(
         self,
+        kind: str,
         name: str,
         command: tuple[str, ...],
         settings: Mapping[str, str],
@@ -261,7 +266,7 @@ class Fleet:
         spec = ChildSpec(
             name=name,
             command=command,
-            environment={**self._environment, **settings},
+            environment={**environment_of(kind, self._environment), **settings},
             cwd=cwd,
             stop_seconds=stop_seconds,
         )
@@ -275,7 +280,10 @@ class Guard:
         """Describe it; `lock` is the descriptor that keeps the directory taken meanwhile."""
         self._data = data
         self._lock = lock
-        self._environment = {**environment, "PYTHONPATH": import_path(environment)}
+        self._environment = {
+            **environment_of("guard", environment),
+            "PYTHONPATH": import_path(environment),
+        }
         self._process: asyncio.subprocess.Process | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -317,13 +325,6 @@ class Guard:
         except TimeoutError:
             process.kill()
             await process.wait()
-
-
-def import_path(environment: Mapping[str, str]) -> str:
-    """Return PYTHONPATH with our own code first, so that `-P` children find it from anywhere."""
-    root = str(Path(services.__path__[0]).parent)
-    rest = environment.get("PYTHONPATH")
-    return f"{root}{os.pathsep}{rest}" if rest else root
 
 
 def stop_seconds_of(service: str, environment: Mapping[str, str]) -> float:

@@ -18,7 +18,8 @@ from click.core import ParameterSource
 from services.cli import system
 from services.cli.client import REFUSED, fail
 from services.cli.datadir import DataDir, DataDirError, DataDirInUseError
-from services.cli.fleet import StoreAt, import_path
+from services.cli.environment import import_path
+from services.cli.fleet import StoreAt
 from services.cli.plan import Address
 from services.cli.ports import FreePorts, is_open
 from services.kit.errors import NightshiftError, UnavailableError

@@ -15,7 +15,7 @@ from click.core import ParameterSource
 from services.cli import system
 from services.cli.client import INTERRUPTED, fail
 from services.cli.datadir import DataDir, DataDirError
-from services.cli.fleet import import_path
+from services.cli.environment import import_path
 from services.cli.secret_options import from_file
 
 CANNOT: Final = 2

@@ -11,6 +11,7 @@ from services.executor.last_resort import end_in_time
 from services.executor.settings import ExecutorSettings
 from services.executor.store_client import StoreClient
 from services.kit import bus, ids, rpc, service, tasks
+from services.kit.bus_login import Login, login_of
 from services.kit.clock import SystemClock
 from services.kit.interceptors import ErrorsInterceptor, TelemetryInterceptor
 from services.kit.log import get_logger
@@ -61,6 +62,7 @@ async def serve(stopping: asyncio.Event) -> None:
     """Run the executor until `stopping` is set and it has drained."""
     settings = ExecutorSettings.load()
     secret = service.read_secret(settings.secret_file)
+    login = login_of(settings, "executor")
     incarnation = ids.uuid7_hex()
     engine = make_engine(settings, incarnation)
     async with contextlib.AsyncExitStack() as stack:
@@ -77,7 +79,7 @@ async def serve(stopping: asyncio.Event) -> None:
         service.serve_metrics(settings.metrics_listen, "NIGHTSHIFT_EXECUTOR_METRICS_LISTEN")
         channel = rpc.open_channel(settings.store)
         stack.push_async_callback(channel.close)
-        connected = await _connect(settings, stopping)
+        connected = await _connect(settings, login, stopping)
         if connected is None:
             return
         stack.push_async_callback(connected.close)
@@ -107,10 +109,12 @@ async def serve(stopping: asyncio.Event) -> None:
         await executor.run(stopping)
 
 
-async def _connect(settings: ExecutorSettings, stopping: asyncio.Event) -> bus.Bus | None:
+async def _connect(
+    settings: ExecutorSettings, login: Login | None, stopping: asyncio.Event
+) -> bus.Bus | None:
     """Connect to the bus, however long that takes; None when told to stop meanwhile."""
     connecting = asyncio.create_task(
-        bus.connect(settings.nats_url, settings.name, replicas=settings.nats_replicas)
+        bus.connect(settings.nats_url, settings.name, replicas=settings.nats_replicas, login=login)
     )
     stop = asyncio.ensure_future(stopping.wait())
     await asyncio.wait({connecting, stop}, return_when=asyncio.FIRST_COMPLETED)

@@ -8,19 +8,16 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from services.kit.ids import PoolId, pool_id_of
-from services.kit.settings import BusUrl, Listen, MaybeListen, ServiceSettings, Stores
+from services.kit.settings import BusSettings, Listen, MaybeListen, Stores
 
 
-class ExecutorSettings(ServiceSettings):
+class ExecutorSettings(BusSettings):
     """What an executor is told; each has a default that works on one machine."""
 
     model_config = SettingsConfigDict(
         env_prefix="NIGHTSHIFT_EXECUTOR_", frozen=True, extra="forbid", populate_by_name=True
     )
 
-    nats_url: BusUrl = Field("nats://127.0.0.1:4222", validation_alias="NIGHTSHIFT_NATS_URL")
-    nats_replicas: int = Field(1, ge=1, le=5, validation_alias="NIGHTSHIFT_NATS_REPLICAS")
-    """Servers that keep each stream: 1, or 3 with a cluster of three; the same in every service."""
     secret_file: Path = Field(
         Path("nightshift-data/secret"), validation_alias="NIGHTSHIFT_SECRET_FILE"
     )

@@ -8,15 +8,16 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-import nats
-from google.protobuf.message import DecodeError
+import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.js.kv import KeyValue
 
 from protos.nightshift.v1 import dispatch_pb2
 from services.kit import failpoints
 from services.kit.addresses import parse_bus_urls
+from services.kit.beats import Beats
+from services.kit.bus_login import Login
+from services.kit.bus_roles import inbox_prefix
 from services.kit.ids import PoolId
 from services.kit.log import get_logger
 from services.kit.pull import FETCH_SECONDS, MESSAGE_VERSION, Delivery, Puller
@@ -71,7 +72,7 @@ class Bus:
         self._client = client
         self._jetstream = client.jetstream(timeout=_ANSWER_SECONDS)
         self._layout = Layout(self._jetstream, replicas)
-        self._bucket: KeyValue | None = None
+        self._beats = Beats(client, self._jetstream, self._layout)
 
     @property
     def connected(self) -> bool:
@@ -97,12 +98,6 @@ class Bus:
             nats.errors.Error: the broker does not answer, or cannot make one that is missing.
         """
         await self._layout.ensure_streams()
-
-    async def _executors(self) -> KeyValue:
-        """Return the bucket, made where it is missing; known from then on until a call fails."""
-        if self._bucket is None:
-            self._bucket = await self._layout.bucket()
-        return self._bucket
 
     async def ensure_consumer(self, pool_id: PoolId) -> int:
         """Make a pool's durable pull consumer where it is missing; repeatable.
@@ -177,47 +172,36 @@ class Bus:
 
     async def put_beat(self, beat: dispatch_pb2.ExecutorBeat) -> None:
         """Record an executor's beat under its name."""
-        try:
-            bucket = await self._executors()
-            with failpoints.around("beat.put"):
-                await bucket.put(beat.executor_id, beat.SerializeToString())
-        except BusFault:
-            self._bucket = None
-            raise
+        await self._beats.put(beat)
 
     async def beats(self) -> list[dispatch_pb2.ExecutorBeat]:
         """Return the last beat of every executor that the bucket knows; sweep them by age."""
-        try:
-            # Its type is only partly declared.
-            watcher: Any = await (await self._executors()).watchall(ignore_deletes=True)
-        except BusFault:
-            self._bucket = None
-            raise
-        found = []
-        try:
-            # The first None marks the end of what stands there now.
-            while (entry := await watcher.updates(timeout=_ANSWER_SECONDS)) is not None:
-                # One that cannot be read must not hide the others.
-                with contextlib.suppress(DecodeError):
-                    found.append(dispatch_pb2.ExecutorBeat.FromString(entry.value or b""))
-        finally:
-            await watcher.stop()
-        return found
+        return await self._beats.read()
 
     async def forget(self, executor_id: str) -> None:
         """Remove an executor that leaves by itself."""
-        bucket = await self._executors()
-        with failpoints.around("beat.forget"):
-            await bucket.delete(executor_id)
+        await self._beats.forget(executor_id)
 
 
-async def connect(url: str, name: str, *, replicas: int = 1) -> Bus:
+class _Client(Client):
+    """Connects again after whatever the broker says, such as that its passwords were changed."""
+
+    async def _process_err(self, err_msg: str) -> None:
+        """Not as the client's own, which closes for ever."""
+        if "permissions violation" in err_msg.lower():
+            await super()._process_err(err_msg)
+        else:
+            await self._process_op_err(nats.errors.Error(f"nats: {err_msg}"))
+
+
+async def connect(url: str, name: str, *, replicas: int = 1, login: Login | None = None) -> Bus:
     """Connect to NATS, waiting for it as long as it takes.
 
     Args:
         url: one or more `nats://host:port`, separated by commas.
         name: shown in the broker's own monitoring.
         replicas: servers that keep each stream, of those that form the cluster.
+        login: who we are; None means whoever `url` says, or nobody.
     """
     told: set[str] = set()
     servers = parse_bus_urls(url)
@@ -233,7 +217,10 @@ async def connect(url: str, name: str, *, replicas: int = 1) -> Bus:
         mend = {}
         if "authorization" in text.lower():
             # No class of its own where it happens while connecting.
-            mend["mend"] = "let NIGHTSHIFT_NATS_URL name a user and password that the server knows"
+            mend["mend"] = (
+                "let NIGHTSHIFT_NATS_PASSWORD_FILE (with NIGHTSHIFT_NATS_USER), or "
+                "NIGHTSHIFT_NATS_URL, name a user and password that the server knows"
+            )
         _log.warning("bus_error", error=text, servers=named, **mend)
 
     async def on_disconnected() -> None:
@@ -244,12 +231,20 @@ async def connect(url: str, name: str, *, replicas: int = 1) -> Bus:
         told.clear()
         _log.info("bus_reconnected")
 
-    client = await nats.connect(
+    client = _Client()
+    # Its type says whole seconds.
+    options: dict[str, Any] = {"reconnect_time_wait": 0.25}
+    if login is not None:
+        options |= {
+            "user": login.user,
+            "password": login.password,
+            "inbox_prefix": inbox_prefix(login.user),
+        }
+    await client.connect(
         servers=servers,
         name=name,
         # The default gives up after a minute or two; a broker may be away for longer.
         max_reconnect_attempts=-1,
-        reconnect_time_wait=0.25,
         connect_timeout=2,
         # A frozen server is left for another within 6 s.
         ping_interval=2,
@@ -258,5 +253,6 @@ async def connect(url: str, name: str, *, replicas: int = 1) -> Bus:
         error_cb=on_error,
         disconnected_cb=on_disconnected,
         reconnected_cb=on_reconnected,
+        **options,
     )
     return Bus(client, replicas)

@@ -100,8 +100,10 @@ def serve_metrics(listen: str, setting: str) -> None:
         ) from None
 
 
-def read_secret(path: Path) -> str:
-    """Return the fleet's shared secret.
+def read_secret(
+    path: Path, what: str = "the services' secret", setting: str = "NIGHTSHIFT_SECRET_FILE"
+) -> str:
+    """Return the fleet's shared secret, or another one that a setting names the file of.
 
     Raises:
         SettingsError: the file is missing or empty, or holds no text.
@@ -110,15 +112,14 @@ def read_secret(path: Path) -> str:
         secret = path.read_text().strip()
     except OSError as error:
         raise SettingsError(
-            f"the services' secret cannot be read from {path}: {error.strerror}; "
-            "NIGHTSHIFT_SECRET_FILE names its file"
+            f"{what} cannot be read from {path}: {error.strerror}; {setting} names its file"
         ) from error
     except UnicodeDecodeError:
         # Without its cause, which quotes what it read.
         raise SettingsError(
-            f"the services' secret in {path} is no text: make it of letters and digits, such "
-            "as `openssl rand -hex 32` prints; NIGHTSHIFT_SECRET_FILE names its file"
+            f"{what} in {path} is no text: make it of letters and digits, such "
+            f"as `openssl rand -hex 32` prints; {setting} names its file"
         ) from None
     if not secret:
-        raise SettingsError(f"the services' secret in {path} is empty")
+        raise SettingsError(f"{what} in {path} is empty")
     return secret

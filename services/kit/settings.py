@@ -2,9 +2,10 @@
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from services.kit.addresses import parse_addresses, parse_bus_urls, split_address
@@ -33,6 +34,9 @@ Stores = Annotated[str, _that(parse_addresses)]
 """`host:port` of a store, or of several that share a database, separated by commas."""
 BusUrl = Annotated[str, _that(parse_bus_urls)]
 """`nats://host:port` of a NATS server, or of several that form a cluster, separated by commas."""
+
+MaybePath = Annotated[Path | None, BeforeValidator(lambda value: value or None)]
+"""A file; empty means none."""
 
 
 class ServiceSettings(BaseSettings):
@@ -69,6 +73,18 @@ class ServiceSettings(BaseSettings):
                 for fault in error.errors(include_input=False, include_url=False)
             )
             raise SettingsError(f"settings do not fit: {faults}") from None
+
+
+class BusSettings(ServiceSettings):
+    """What services that use the bus have in common."""
+
+    nats_url: BusUrl = Field("nats://127.0.0.1:4222", validation_alias="NIGHTSHIFT_NATS_URL")
+    #: Servers that keep each stream: 1, or 3 with a cluster of three; the same in every service.
+    nats_replicas: int = Field(1, ge=1, le=5, validation_alias="NIGHTSHIFT_NATS_REPLICAS")
+    #: Empty means the name of the service, where there is a password.
+    nats_user: str = Field("", validation_alias="NIGHTSHIFT_NATS_USER")
+    #: None means what `nats_url` holds, or nothing.
+    nats_password_file: MaybePath = Field(None, validation_alias="NIGHTSHIFT_NATS_PASSWORD_FILE")
 
 
 def _variable(prefix: str, place: tuple[int | str, ...]) -> str:

@@ -9,7 +9,6 @@ from typing import Final
 import nats.errors
 import nats.js.errors
 from nats.js import JetStreamContext, api
-from nats.js.kv import KeyValue
 
 from services.kit import failpoints
 from services.kit.ids import PoolId
@@ -21,6 +20,8 @@ _log = get_logger(__name__)
 WORK_STREAM: Final = "WORK"
 EVENT_STREAM: Final = "EVENTS"
 EXECUTORS_BUCKET: Final = "executors"
+BEATS_STREAM: Final = f"KV_{EXECUTORS_BUCKET}"
+"""The stream below that bucket."""
 ACK_WAIT_SECONDS: Final = 10.0
 """Time after which an unacknowledged message is delivered again."""
 
@@ -37,7 +38,9 @@ BusRefusal: Final = nats.js.errors.APIError
 _WORK_MAX_AGE_SECONDS: Final = 8 * 86_400
 _DUPLICATE_WINDOW_SECONDS: Final = 120
 _EVENT_MAX_AGE_SECONDS: Final = 3_600
-_EVENT_MAX_BYTES: Final = 64 * 1024 * 1024
+# Room for some 100,000 dispatches, or the beats of as many executors. The broker sets that much of
+# its disk aside for each.
+_MAX_BYTES: Final = 64 * 1024 * 1024
 _BEAT_MAX_AGE_SECONDS: Final = 60
 # nats-server's "error creating store for consumer": its files do not read.
 _CONSUMER_STORE_FAILED: Final = 10_012
@@ -47,6 +50,8 @@ _CHOSEN: Final = frozenset(
         "subjects",
         "max_age",
         "max_bytes",
+        "discard",
+        "allow_direct",
         "duplicate_window",
         "ack_wait",
         "max_ack_pending",
@@ -70,6 +75,9 @@ class Layout:
             retention=api.RetentionPolicy.WORK_QUEUE,
             storage=api.StorageType.FILE,
             max_age=_WORK_MAX_AGE_SECONDS,
+            max_bytes=_MAX_BYTES,
+            # What does not fit is refused, and reconciling publishes it once there is room.
+            discard=api.DiscardPolicy.NEW,
             duplicate_window=_DUPLICATE_WINDOW_SECONDS,
             num_replicas=self._replicas,
         )
@@ -79,7 +87,9 @@ class Layout:
             retention=api.RetentionPolicy.LIMITS,
             storage=api.StorageType.FILE,
             max_age=_EVENT_MAX_AGE_SECONDS,
-            max_bytes=_EVENT_MAX_BYTES,
+            max_bytes=_MAX_BYTES,
+            # Hints: who missed one finds out at the next tick.
+            discard=api.DiscardPolicy.OLD,
             duplicate_window=_DUPLICATE_WINDOW_SECONDS,
             num_replicas=self._replicas,
         )
@@ -103,8 +113,7 @@ class Layout:
                 # What exists keeps its old settings until it is told otherwise.
                 if _differs(config, info.config):
                     await self._update(config)
-        await self.bucket()
-        await self._replicate_bucket()
+        await self.ensure_bucket()
 
     async def _add(self, config: api.StreamConfig) -> None:
         try:
@@ -133,25 +142,31 @@ class Layout:
         else:
             _log.info("stream_updated", stream=config.name, replicas=self._replicas)
 
-    async def bucket(self) -> KeyValue:
-        """Return the bucket of beats, made where it is missing."""
+    async def ensure_bucket(self) -> None:
+        """Make the bucket of beats where it is missing."""
         try:
-            return await self._jetstream.key_value(EXECUTORS_BUCKET)
+            info = await self._jetstream.stream_info(BEATS_STREAM)
         except nats.js.errors.NotFoundError:
             config = api.KeyValueConfig(
                 bucket=EXECUTORS_BUCKET,
                 history=1,
                 ttl=_BEAT_MAX_AGE_SECONDS,
+                max_bytes=_MAX_BYTES,
                 replicas=self._replicas,
+                direct=True,
             )
             with failpoints.around("bucket.make"):
-                return await self._jetstream.create_key_value(config)
-
-    async def _replicate_bucket(self) -> None:
-        info = await self._jetstream.stream_info(f"KV_{EXECUTORS_BUCKET}")
-        if info.config.num_replicas != self._replicas:
-            info.config.num_replicas = self._replicas
-            await self._update(info.config)
+                await self._jetstream.create_key_value(config)
+            return
+        wanted = info.config.evolve(
+            max_bytes=_MAX_BYTES,
+            # As the client makes buckets: a beat that replaces another one always fits.
+            discard=api.DiscardPolicy.NEW,
+            num_replicas=self._replicas,
+            allow_direct=True,
+        )
+        if _differs(wanted, info.config):
+            await self._update(wanted)
 
     async def ensure_consumer(self, pool_id: PoolId) -> int:
         """Make a pool's durable pull consumer where it is missing; repeatable.

@@ -1,5 +1,7 @@
 """Names on the bus: what is published where, and who reads it."""
 
+from typing import Final
+
 from protos.nightshift.v1 import dispatch_pb2
 from services.kit.ids import PoolId
 
@@ -12,6 +14,14 @@ def work_subject(pool_id: PoolId) -> str:
 def room_subject(pool_id: PoolId) -> str:
     """Return the subject on which a pool's executors say what they have room for."""
     return f"nightshift.room.{pool_id}"
+
+
+ANY_BEAT: Final = "$KV.executors.>"
+
+
+def beat_subject(executor_id: str) -> str:
+    """Return the subject below the bucket of beats that holds an executor's."""
+    return f"{ANY_BEAT[:-1]}{executor_id}"
 
 
 def event_subject(event: dispatch_pb2.Event) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Coroutine
 from typing import Any, NoReturn, TypeVar
 
 from services.kit import bus, interceptors, rpc, service, tasks
+from services.kit.bus_login import login_of
 from services.kit.clock import SystemClock
 from services.kit.ids import uuid7_hex
 from services.kit.log import get_logger
@@ -28,6 +29,7 @@ async def serve(settings: SchedulerSettings, stopping: asyncio.Event) -> None:
         SettingsError: the secret cannot be read, or a port is taken.
     """
     secret = service.read_secret(settings.secret_file)
+    login = login_of(settings, "scheduler")
     holder = settings.name or f"{socket.gethostname()}-{uuid7_hex()}"
     async with contextlib.AsyncExitStack() as stack:
         # Only health is served, and a standby is ready too: it takes over by itself.
@@ -40,7 +42,9 @@ async def serve(settings: SchedulerSettings, stopping: asyncio.Event) -> None:
         stack.push_async_callback(server.drain, 0)
         await server.set_ready(False)
         service.serve_metrics(settings.metrics_listen, "NIGHTSHIFT_SCHEDULER_METRICS_LISTEN")
-        connecting = bus.connect(settings.nats_url, "scheduler", replicas=settings.nats_replicas)
+        connecting = bus.connect(
+            settings.nats_url, "scheduler", replicas=settings.nats_replicas, login=login
+        )
         connection = await _unless(stopping, connecting)
         if connection is None:
             return

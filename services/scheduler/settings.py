@@ -5,10 +5,10 @@ from pathlib import Path
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from services.kit.settings import BusUrl, Listen, MaybeListen, ServiceSettings, Stores
+from services.kit.settings import BusSettings, Listen, MaybeListen, Stores
 
 
-class SchedulerSettings(ServiceSettings):
+class SchedulerSettings(BusSettings):
     """What may be set; each has a working default."""
 
     model_config = SettingsConfigDict(
@@ -26,9 +26,6 @@ class SchedulerSettings(ServiceSettings):
     name: str = Field("", max_length=128)
     #: How often the window slides without an event.
     window_tick_seconds: float = Field(60.0, gt=0)
-    nats_url: BusUrl = Field("nats://127.0.0.1:4222", validation_alias="NIGHTSHIFT_NATS_URL")
-    #: Servers that keep each stream: 1, or 3 with a cluster of three; the same in every service.
-    nats_replicas: int = Field(1, ge=1, le=5, validation_alias="NIGHTSHIFT_NATS_REPLICAS")
     secret_file: Path = Field(
         Path("nightshift-data/secret"), validation_alias="NIGHTSHIFT_SECRET_FILE"
     )

@@ -5,7 +5,9 @@ from collections.abc import Callable
 from typing import Final
 
 from services.kit import bus as kit_bus
+from services.kit.bus_login import Login
 from services.kit.log import get_logger
+from services.kit.settings import BusSettings
 from services.store.outbox import Outbox
 
 _log = get_logger(__name__)
@@ -17,19 +19,21 @@ _MOST_DELAY_SECONDS: Final = 5.0
 
 
 async def keep_bus(
-    url: str, replicas: int, outbox: Outbox, wake_outbox: Callable[[], None]
+    settings: BusSettings, login: Login | None, outbox: Outbox, wake_outbox: Callable[[], None]
 ) -> None:
     """Connect, and see to it until cancelled that the outbox has streams to publish to.
 
     The store serves without a bus, only slower.
 
     Args:
-        url: as `services.kit.bus.connect` takes it.
-        replicas: copies of each stream.
+        settings: where it is, and copies of each stream.
+        login: as `services.kit.bus.connect` takes it.
         outbox: given the bus, and asked whether it was refused there.
         wake_outbox: called when it may try again.
     """
-    bus = await kit_bus.connect(url, "nightshift-store", replicas=replicas)
+    bus = await kit_bus.connect(
+        settings.nats_url, "nightshift-store", replicas=settings.nats_replicas, login=login
+    )
     try:
         outbox.attach(bus)
         delay = _FIRST_DELAY_SECONDS

@@ -26,6 +26,7 @@ from protos.nightshift.v1 import (
     work_pb2_grpc,
 )
 from services.kit import ids, rpc, service, tasks
+from services.kit.bus_login import login_of
 from services.kit.clock import Clock, SystemClock
 from services.kit.interceptors import (
     ErrorsInterceptor,
@@ -89,6 +90,7 @@ async def _serve(stopping: asyncio.Event) -> None:
         with starting.using(settings.data_dir, "NIGHTSHIFT_STORE_DATA_DIR"):
             folders.make(settings.data_dir)
         secret = _secret(settings)
+        login = login_of(settings, "store")
         db = _database(stack, settings, clock)
         if not await starting.prepare(db, stopping):
             return
@@ -104,9 +106,7 @@ async def _serve(stopping: asyncio.Event) -> None:
         hub = EventHub(db)
         _start_loops(stack, loops, context, reader, outbox, deliveries, hub)
         await stack.enter_async_context(
-            _in_background(
-                keep_bus(settings.nats_url, settings.nats_replicas, outbox, loops["outbox"].wake)
-            )
+            _in_background(keep_bus(settings, login, outbox, loops["outbox"].wake))
         )
         service.serve_metrics(settings.metrics_listen, "NIGHTSHIFT_STORE_METRICS_LISTEN")
         webhooks = WebhooksServicer(context, sender, receivers)

@@ -6,12 +6,14 @@ from typing import Literal
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from services.kit.settings import BusUrl, Listen, MaybeListen, ServiceSettings
+from services.kit.service import read_secret
+from services.kit.settings import BusSettings, Listen, MaybeListen, MaybePath
+from services.store.sql import parse_url
 
 MIB = 1024 * 1024
 
 
-class StoreSettings(ServiceSettings):
+class StoreSettings(BusSettings):
     """What may be set; each has a working default."""
 
     model_config = SettingsConfigDict(
@@ -23,12 +25,11 @@ class StoreSettings(ServiceSettings):
     data_dir: Path = Path("nightshift-data")
     #: Empty means SQLite in `data_dir`.
     database_url: str = ""
+    #: Holds the password that `database_url` leaves out, for PostgreSQL.
+    database_password_file: MaybePath = None
     #: `s3://BUCKET/PREFIX`, endpoint and keys being in `AWS_` variables, or `file:///DIRECTORY`;
     #: empty means `blobs` in `data_dir`.
     blobs_url: str = ""
-    nats_url: BusUrl = Field("nats://127.0.0.1:4222", validation_alias="NIGHTSHIFT_NATS_URL")
-    #: Servers that keep each stream: 1, or 3 with a cluster of three; the same in every service.
-    nats_replicas: int = Field(1, ge=1, le=5, validation_alias="NIGHTSHIFT_NATS_REPLICAS")
     #: None means `secret` in `data_dir`, made where it is missing.
     secret_file: Path | None = Field(None, validation_alias="NIGHTSHIFT_SECRET_FILE")
     #: With less room on its disks the store takes no new files and batches, only results.
@@ -53,5 +54,20 @@ class StoreSettings(ServiceSettings):
 
     @property
     def sqlalchemy_url(self) -> str:
-        """Where the database is."""
-        return self.database_url or f"sqlite:///{self.data_dir / 'nightshift.db'}"
+        """Where the database is, with its password.
+
+        Raises:
+            SettingsError: it is no URL, or the password's file cannot be read.
+        """
+        url = self.database_url or f"sqlite:///{self.data_dir / 'nightshift.db'}"
+        if self.database_password_file is None or not url.startswith("postgres"):
+            return url
+        parsed = parse_url(url)
+        if parsed.password is not None:
+            return url
+        password = read_secret(
+            self.database_password_file,
+            "the database's password",
+            "NIGHTSHIFT_STORE_DATABASE_PASSWORD_FILE",
+        )
+        return parsed.set(password=password).render_as_string(hide_password=False)

@@ -1,7 +1,6 @@
 """What lies at the edges: the largest inputs, the earliest cancel, what must reach no model."""
 
 import contextlib
-import json
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -159,8 +158,8 @@ async def heard(system: RunningUp) -> AsyncIterator[list[Msg]]:
     async def hear(message: Msg) -> None:
         found.append(message)
 
-    addresses = json.loads((system.data / "addresses.json").read_text())
-    client = await nats.connect(addresses["nats"])
+    broker: dict[str, Any] = {**system.broker()}
+    client = await nats.connect(**broker)
     await client.subscribe("nightshift.>", cb=hear)
     await client.flush()
     yield found

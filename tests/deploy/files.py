@@ -157,7 +157,7 @@ def settings_of(service: str) -> type[ServiceSettings]:
     (found,) = (
         one
         for _, one in inspect.getmembers(module, inspect.isclass)
-        if issubclass(one, ServiceSettings) and one is not ServiceSettings
+        if issubclass(one, ServiceSettings) and one.__module__ == module.__name__
     )
     return found
 

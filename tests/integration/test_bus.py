@@ -1,6 +1,7 @@
 """The bus against a real nats-server."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import structlog
 from nats.aio.client import Client as NatsClient
 
 from protos.nightshift.v1 import dispatch_pb2
-from services.kit import bus, subjects
+from services.kit import beats, bus, streams, subjects
 from services.kit.bus import Bus, BusFault
 from services.kit.ids import pool_id_of
 from services.kit.tasks import end
@@ -194,7 +195,38 @@ async def test_old_settings_of_what_exists_are_brought_up_to_date(
     await connection.ensure_consumer(POOL)
     found = (await manager.consumer_info(bus.WORK_STREAM, subjects.durable_of(POOL))).config
     assert (found.ack_wait, found.max_ack_pending) == (bus.ACK_WAIT_SECONDS, 10_000)
+    # As version 0.1 made them.
+    for name in ("WORK", "KV_executors"):
+        old = (await manager.stream_info(name)).config
+        discard = nats.js.api.DiscardPolicy.OLD
+        await manager.update_stream(old.evolve(max_bytes=-1, discard=discard, allow_direct=False))
+    await connection.put_beat(beat("one"))
+    await connection.ensure_streams()
+    for name in ("WORK", "KV_executors"):
+        now = (await manager.stream_info(name)).config
+        assert (now.max_bytes, now.discard) == (64 * 1024 * 1024, "new")
+    assert await connection.beats() == [beat("one")]
     await other.close()
+
+
+async def test_what_does_not_fit_is_refused_and_nothing_that_waits_is_lost(
+    connection: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "_MAX_BYTES", 4_000)
+    await connection.ensure_streams()
+    await connection.ensure_consumer(POOL)
+    sent = 0
+    with contextlib.suppress(BusFault):
+        while sent < 100:
+            await connection.publish_dispatch(dispatch(sent))
+            sent += 1
+    assert await connection.pending(POOL) == sent
+    assert 0 < sent < 100
+    puller = await connection.pull_from(POOL)
+    [first] = await puller.fetch(1)
+    assert first.dispatch == dispatch(0)
+    await first.ack()
+    await connection.publish_dispatch(dispatch(sent))
 
 
 async def test_beats_are_the_last_of_each_executor(connection: Bus) -> None:
@@ -208,6 +240,29 @@ async def test_beats_are_the_last_of_each_executor(connection: Bus) -> None:
     assert await connection.beats() == [beat("two", 2)]
     await connection.forget("two")
     assert await connection.beats() == []
+
+
+async def test_reading_beats_leaves_nothing_at_the_broker(connection: Bus) -> None:
+    await connection.put_beat(beat("one"))
+    for _ in range(20):
+        assert await connection.beats() == [beat("one")]
+    info = await connection._jetstream.stream_info("KV_executors")
+    assert info.state.consumer_count == 0
+
+
+async def test_more_beats_than_one_answer_holds_are_read(
+    connection: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(beats, "_BATCH", 2)
+    for name in ("one", "two", "three", "four", "five"):
+        await connection.put_beat(beat(name))
+    await connection.forget("two")
+    assert {each.executor_id for each in await connection.beats()} == {
+        "one",
+        "three",
+        "four",
+        "five",
+    }
 
 
 async def test_events_and_room_reach_who_listens(connection: Bus, nats_server: NatsServer) -> None:

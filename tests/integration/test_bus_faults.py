@@ -1,12 +1,12 @@
 """A broker that loses what stands there, under a system at work: all is made again, calmly."""
 
-import json
 import os
 import shutil
 import signal
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import nats
 import nats.js.errors
@@ -46,11 +46,11 @@ class Broken:
     def __init__(self, up: RunningUp, api: AsyncOpenAI) -> None:
         self.up = up
         self.api = api
-        self.url = f"nats://{json.loads((up.data / 'addresses.json').read_text())['nats']}"
 
     async def client(self) -> Client:
         """Connect to the broker."""
-        return await nats.connect(self.url, max_reconnect_attempts=-1, reconnect_time_wait=0.1)
+        broker: dict[str, Any] = {**self.up.broker(), "reconnect_time_wait": 0.1}
+        return await nats.connect(**broker, max_reconnect_attempts=-1)
 
     async def wiped(self) -> None:
         """Kill it, with all that it stored gone when it comes back."""

@@ -15,10 +15,22 @@ import pytest
 from click.testing import CliRunner
 
 from services.cli.main import main
+from tests.kit.nats_server import refuses_strangers
 from tests.kit.up import RunningUp, is_running, running_up, wait_until
 
 pytestmark = pytest.mark.slow
 
+CREDENTIALS = {
+    "AWS_SECRET_ACCESS_KEY": "x",
+    "PGPASSWORD": "x",
+    "NIGHTSHIFT_STORE_MAX_REPORTED_ERRORS": "100",
+    "HF_TOKEN": "x",
+    "CUDA_CACHE_PATH": "/x",
+    "VLLM_API_KEY": "x",
+    "OPENAI_API_KEY": "x",
+    "NIGHTSHIFT_API_KEY": "x",
+    "OTEL_SERVICE_NAMESPACE": "x",
+}
 CHILDREN = {"nats", "store", "scheduler", "gateway", "executor-0"}
 
 
@@ -73,7 +85,8 @@ def answers(address: str) -> bool:
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
     """Run one system for the tests that leave it as they found it."""
-    with running_up(tmp_path_factory.mktemp("up") / "data") as running:
+    data = tmp_path_factory.mktemp("up") / "data"
+    with running_up(data, environment=CREDENTIALS) as running:
         yield running
 
 
@@ -93,7 +106,31 @@ def test_run_holds_exactly_the_pids_of_its_children(shared: RunningUp) -> None:
 
 def test_all_state_is_for_its_owner_only(shared: RunningUp) -> None:
     assert shared.data.stat().st_mode & 0o777 == 0o700
-    assert (shared.data / "secret").stat().st_mode & 0o777 == 0o600
+    for name in ("secret", "nats.conf", "nats-passwords/executor"):
+        assert (shared.data / name).stat().st_mode & 0o777 == 0o600
+
+
+def test_each_child_has_the_credentials_that_it_needs_and_no_others(shared: RunningUp) -> None:
+    has = {}
+    for child, pid in shared.pids().items():
+        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        names = {entry.partition(b"=")[0].decode() for entry in environment}
+        has[child] = names & (CREDENTIALS.keys() | {"NIGHTSHIFT_NATS_PASSWORD_FILE"})
+        assert {"PATH", "HOME"} <= names
+    assert has == {
+        "nats": set(),
+        "gateway": {"OTEL_SERVICE_NAMESPACE"},
+        "scheduler": {"OTEL_SERVICE_NAMESPACE", "NIGHTSHIFT_NATS_PASSWORD_FILE"},
+        "executor-0": {"OTEL_SERVICE_NAMESPACE", "NIGHTSHIFT_NATS_PASSWORD_FILE"}
+        | {"HF_TOKEN", "CUDA_CACHE_PATH", "VLLM_API_KEY"},
+        "store": {"OTEL_SERVICE_NAMESPACE", "NIGHTSHIFT_NATS_PASSWORD_FILE"}
+        | {"AWS_SECRET_ACCESS_KEY", "PGPASSWORD", "NIGHTSHIFT_STORE_MAX_REPORTED_ERRORS"},
+    }
+
+
+def test_its_broker_takes_nobody_without_a_password(shared: RunningUp) -> None:
+    addresses = json.loads((shared.data / "addresses.json").read_text())
+    assert refuses_strangers(addresses["nats"])
 
 
 def test_a_second_one_on_the_same_directory_is_refused(shared: RunningUp) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import socket
 import subprocess
 import sysconfig
 import time
@@ -15,6 +16,19 @@ from tests.kit.ports import free_port
 
 START_SECONDS: Final = 10.0
 STOP_SECONDS: Final = 5.0
+
+
+def refuses_strangers(address: str) -> bool:
+    """Tell whether a server at `host:port` turns a client without a password away."""
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port)), START_SECONDS) as connection:
+        connection.sendall(b"CONNECT {}\r\nPING\r\n")
+        answer = b""
+        while piece := connection.recv(65_536):
+            answer += piece
+            if b"PONG" in answer:
+                return False
+    return b"Authorization Violation" in answer
 
 
 class NatsServer:

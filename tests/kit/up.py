@@ -1,6 +1,7 @@
 """`nightshift up` as a user starts it: a real process tree on free ports, ended after the test."""
 
 import contextlib
+import json
 import os
 import queue
 import signal
@@ -80,6 +81,16 @@ class RunningUp:
         self._lines: queue.Queue[str | None] = queue.Queue()
         self._reader = threading.Thread(target=self._read, args=(self.process.stdout,))
         self._reader.start()
+
+    def broker(self) -> dict[str, str]:
+        """Return what a NATS client connects with to see and do everything."""
+        addresses = json.loads((self.data / "addresses.json").read_text())
+        password = (self.data / "nats-passwords" / "operator").read_text().strip()
+        return {
+            "servers": f"nats://{addresses['nats']}",
+            "user": "operator",
+            "password": password,
+        }
 
     @property
     def base_url(self) -> str:

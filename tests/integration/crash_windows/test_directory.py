@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 from services.cli.datadir import OWNER_VARIABLE, DataDir, DataDirError, DataDirInUseError
+from services.kit.bus_roles import ROLES
 from tests.integration.crash_windows.stories import BOTH, armed, freezes, kills
 from tests.kit.eventually import eventually
 from tests.kit.template import Copied, Template, template
@@ -40,7 +41,10 @@ def check_whole(data: DataDir) -> None:
     """Everything is there, and whole; nobody is said to run."""
     assert len(bytes.fromhex(data.read_secret())) == 32
     assert data.read_address("store") == "127.0.0.1:1"
-    assert data.nats_config.read_text().endswith("}\n")
+    config = data.nats_config.read_text()
+    assert config.endswith("}\n")
+    for role in ROLES:
+        assert f'"{data.nats_password(role).read_text().strip()}"' in config
     assert list(data.run.iterdir()) == []
 
 

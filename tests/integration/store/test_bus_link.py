@@ -10,6 +10,7 @@ from services.kit.tasks import end
 from services.store.bus_link import keep_bus
 from services.store.database import Database
 from services.store.outbox import Outbox
+from services.store.settings import StoreSettings
 from tests.kit.nats_server import NatsServer
 
 pytestmark = pytest.mark.integration
@@ -31,7 +32,8 @@ async def test_streams_are_seen_to_whatever_that_raises(
     monkeypatch.setattr(Bus, "ensure_streams", fails_at_first)
     db = Database(f"sqlite:///{tmp_path / 'test.db'}")
     woken = asyncio.Event()
-    keeping = asyncio.create_task(keep_bus(nats_server.url, 1, Outbox(db), woken.set))
+    settings = StoreSettings(nats_url=nats_server.url)
+    keeping = asyncio.create_task(keep_bus(settings, None, Outbox(db), woken.set))
     try:
         async with asyncio.timeout(30):
             await woken.wait()

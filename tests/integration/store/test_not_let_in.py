@@ -36,10 +36,13 @@ async def test_a_refused_password_and_a_missing_database_are_told_and_waited_out
 ) -> None:
     role = postgres.new_role("another one")
     database = f"of_{role}"
+    password_file = tmp_path / "password"
+    password_file.write_text(f"{PASSWORD}\n")
     environment = {
+        "NIGHTSHIFT_STORE_DATABASE_PASSWORD_FILE": str(password_file),
         "NIGHTSHIFT_NATS_URL": f"nats://127.0.0.1:{free_port()}",
         "NIGHTSHIFT_STORE_DATABASE_URL": (
-            f"postgresql://{role}:{PASSWORD}@127.0.0.1:{postgres.port}/{database}"
+            f"postgresql://{role}@127.0.0.1:{postgres.port}/{database}"
         ),
     }
     store = StoreProcess(tmp_path / "data", environment)
