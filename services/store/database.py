@@ -175,6 +175,10 @@ class Database:
         """The engine that migrations run on, before anything else does."""
         return self._writer_engine
 
+    def forget_marks(self) -> None:
+        """Delete what the commits of stores left that are gone; see `Dialect.mark`."""
+        self.run(self._dialect.forget_marks)
+
     def close(self) -> None:
         """Finish what is queued and close all connections."""
         self._stopping.set()

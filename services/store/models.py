@@ -124,6 +124,15 @@ sweep_holds: Final = sa.Table(
 )
 """While one stands, no blob is deleted: a backup copies what its snapshot names."""
 
+commit_marks: Final = sa.Table(
+    "commit_marks",
+    metadata,
+    # By `Dialect.holder`; PostgreSQL's stores only.
+    sa.Column("store", sa.String(64), primary_key=True),
+    sa.Column("nonce", sa.String(32), nullable=False),
+)
+"""What each store's last commit wrote: none but that commit can have written it."""
+
 leadership: Final = sa.Table(
     "leadership",
     metadata,

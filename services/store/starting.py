@@ -83,3 +83,4 @@ def _prepare(db: Database) -> None:
     db.check()
     db.look()
     migrate.upgrade(db.writer_engine, db.time.now_ms() // 1000)
+    db.forget_marks()

@@ -198,6 +198,7 @@ def starts(installed: Path, folder: Path) -> None:
         assert up.stdout is not None
         try:
             assert up.stdout.readline().startswith("ready: http://127.0.0.1:")
+            assert up.stdout.readline().startswith("grpc: 127.0.0.1:")
         finally:
             up.terminate()
     assert up.returncode == 0

@@ -31,8 +31,8 @@ _names: Final = count(1)
 class Postgres:
     """One server process; started again it keeps its port and its data."""
 
-    def __init__(self, *, syncs: bool = False) -> None:
-        """Make an empty cluster in a folder of its own; runs nothing until `start`.
+    def __init__(self, *, syncs: bool = False, base: "Postgres | None" = None) -> None:
+        """Make an empty cluster, or a standby of `base`, in a folder of its own; runs nothing yet.
 
         Tests outlive no power cut, and the disk is what they would wait for: it syncs when asked.
         """
@@ -49,6 +49,13 @@ class Postgres:
         self._port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
         self._watch: subprocess.Popen[bytes] | None = None
+        if base is not None:
+            self._run(
+                "pg_basebackup",
+                *("--pgdata", str(self._data), "--dbname", base.url(), "--checkpoint", "fast"),
+                *("--write-recovery-conf", "--no-sync"),
+            )
+            return
         self._run(
             "initdb",
             *("--pgdata", str(self._data), "--username", "postgres", "--auth", "trust"),
@@ -127,6 +134,31 @@ class Postgres:
             self._process.kill()
             self._process.wait()
         self._process = None
+
+    def standby(self) -> "Postgres":
+        """Return a synchronous standby that is cut off: commits here wait for it from now on."""
+        standby = Postgres(base=self)
+        standby.start()
+        self.sql("ALTER SYSTEM SET synchronous_standby_names = '*'")
+        self.sql("SELECT pg_reload_conf()")
+        while not self.sql("SELECT 1 FROM pg_stat_replication WHERE sync_state = 'sync'"):
+            time.sleep(0.02)
+        # It has all that was committed before. Its receiver ends once it has no primary to ask.
+        standby.sql("ALTER SYSTEM SET primary_conninfo = ''")
+        standby.sql("SELECT pg_reload_conf()")
+        while self.sql("SELECT 1 FROM pg_stat_replication"):
+            time.sleep(0.02)
+        return standby
+
+    def take_over(self, *, as_copy: bool = False) -> None:
+        """Begin to write, as a promoted standby or as a copy that was put back."""
+        if as_copy:
+            # Without a timeline of its own: nothing tells it from the server that it was made of.
+            self.stop()
+            (self._data / "standby.signal").unlink()
+            self.start()
+        else:
+            self.sql("SELECT pg_promote()")
 
     def remove(self) -> None:
         """Stop it and remove its folder."""

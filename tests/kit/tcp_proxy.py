@@ -46,6 +46,11 @@ class TcpProxy:
         self._open.set()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    def retarget(self, port: int) -> None:
+        """Forward new connections to another port, and cut those that there are."""
+        self._target = port
+        self.cut()
+
     def cut(self) -> None:
         """Cut the connections that there are."""
         for writer in self._writers:

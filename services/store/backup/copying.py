@@ -89,9 +89,13 @@ class Copier:
             async with asyncio.TaskGroup() as group:
                 for _ in range(_AT_ONCE):
                     group.create_task(self._copy_some(names))
-        except* (CopyError, NightshiftError) as errors:
-            # The others were told to stop, or met the same.
-            raise errors.exceptions[0] from None
+        except BaseExceptionGroup as errors:
+            # Not by `except*`: what is raised there comes wrapped in a group on Python 3.11.2.
+            ours = errors.subgroup((CopyError, NightshiftError))
+            if ours is None:
+                raise
+            # The others were cancelled, or met the same.
+            raise ours.exceptions[0] from None
         self._told(self._blobs, self._bytes)
         missing = tuple(sorted(self._missing))
         return Copied(blobs=self._blobs, bytes=self._bytes, kept=self._kept, missing=missing)

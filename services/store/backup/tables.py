@@ -10,13 +10,15 @@ from services.store import (  # noqa: F401 - imported for their tables
     uploads_tables,
     webhook_tables,
 )
-from services.store.models import counters, metadata, outbox, projects, segments
+from services.store.models import commit_marks, counters, metadata, outbox, projects, segments
 
 Told = Callable[[int], None]
 
 _ROWS: Final = 500
 _LARGE_ROWS: Final = 32
 """Rows of results at once: each may hold a quarter of a MiB."""
+_COPIED: Final = tuple(table for table in metadata.sorted_tables if table is not commit_marks)
+"""All but what stores know their own commits by."""
 _MADE_BY_MIGRATING: Final = (counters, projects)
 
 
@@ -29,10 +31,10 @@ def copy_all(source: sa.Connection, target: sa.Connection, told: Told) -> int:
         told: called with the number of rows so far.
     """
     # What a first start makes, and what an earlier try copied before the connection broke.
-    for table in reversed(metadata.sorted_tables):
+    for table in reversed(_COPIED):
         target.execute(table.delete())
     copied = 0
-    for table in metadata.sorted_tables:
+    for table in _COPIED:
         insert = _insert(table, target.dialect)
         for rows in _pages(source, table):
             target.execute(insert, rows)
@@ -50,15 +52,14 @@ def is_fresh(connection: sa.Connection) -> bool:
     return all(
         len(connection.execute(sa.select(sa.literal(1)).select_from(table).limit(2)).all())
         <= (1 if table in _MADE_BY_MIGRATING else 0)
-        for table in metadata.sorted_tables
+        for table in _COPIED
     )
 
 
 def count(connection: sa.Connection) -> int:
     """Return how many rows there are in all."""
     return sum(
-        connection.scalar(sa.select(sa.func.count()).select_from(table)) or 0
-        for table in metadata.sorted_tables
+        connection.scalar(sa.select(sa.func.count()).select_from(table)) or 0 for table in _COPIED
     )
 
 

@@ -16,12 +16,25 @@ class Head:
 
     Attributes:
         seconds: the database's time since the epoch; None where it is this machine's.
-        transaction: names the transaction, so that its end can be asked for later; None where an
-            end is never in doubt.
+        transaction: the server's number of the transaction; None where an end is never in doubt.
     """
 
     seconds: float | None = None
     transaction: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What a write transaction leaves behind, by which its commit can be looked up.
+
+    Attributes:
+        transaction: the server's number of it. A server that took over, or was restored from a
+            copy, gives the same number to another transaction.
+        nonce: what this transaction alone has written.
+    """
+
+    transaction: str
+    nonce: str
 
 
 class Dialect(Protocol):
@@ -42,11 +55,23 @@ class Dialect(Protocol):
         """Return what the open write transaction of `connection` began with."""
         ...
 
-    def committed(self, connection: sa.Connection, transaction: str) -> bool | None:
-        """Tell whether an earlier transaction was committed; None if nobody knows any more.
+    def mark(self, connection: sa.Connection) -> Mark | None:
+        """Write into the open transaction what tells later that it was committed.
 
-        To be asked in a later write transaction, when the earlier one has ended for certain.
+        None where the end of a transaction is never in doubt.
         """
+        ...
+
+    def committed(self, connection: sa.Connection, mark: Mark) -> bool | None:
+        """Tell whether the transaction of a mark was committed; None if nobody knows any more.
+
+        To be asked in the next write transaction of this store, when the other one has ended for
+        certain, and before that is marked itself.
+        """
+        ...
+
+    def forget_marks(self, connection: sa.Connection) -> None:
+        """Delete the marks of stores that are gone."""
         ...
 
     def others_dead(self, connection: sa.Connection, holder: Any) -> sa.ColumnElement[bool]:

@@ -10,11 +10,13 @@ from typing import Any, Final
 
 import psycopg
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import DBAPIError
 
 from services.kit.log import get_logger
 from services.kit.settings import SettingsError
-from services.store.sql.dialect import Head
+from services.store.models import commit_marks
+from services.store.sql.dialect import Head, Mark
 from services.store.sql.faults import may_pass, unavailable
 from services.store.sql.text import register_text
 
@@ -48,6 +50,14 @@ _HEAD: Final = sa.text(
     "SELECT pg_advisory_xact_lock(:lock), pg_current_xact_id()::text AS transaction,"
     " extract(epoch FROM clock_timestamp())::float8 AS seconds"
 ).bindparams(lock=_WRITE_LOCK)
+_MARK: Final = (
+    insert(commit_marks)
+    .values(store=sa.bindparam("store"), nonce=sa.bindparam("nonce"))
+    .on_conflict_do_update(index_elements=["store"], set_={"nonce": sa.bindparam("nonce")})
+)
+_NONCE: Final = sa.select(commit_marks.c.nonce).where(
+    commit_marks.c.store == sa.bindparam("holder")
+)
 _TIME: Final = "SELECT extract(epoch FROM clock_timestamp())::float8"
 _SHOW: Final = "SELECT pg_try_advisory_lock(%s, %s)"
 _LIVING: Final = sa.text(
@@ -136,19 +146,37 @@ class Postgres:
         head: Head = connection.info["head"]
         return head
 
-    def committed(self, connection: sa.Connection, transaction: str) -> bool | None:
+    def mark(self, connection: sa.Connection) -> Mark | None:
         """See `Dialect`."""
+        transaction = self.head(connection).transaction
+        assert transaction is not None
+        mark = Mark(transaction, secrets.token_hex(16))
+        connection.execute(_MARK, {"store": self.holder, "nonce": mark.nonce})
+        return mark
+
+    def committed(self, connection: sa.Connection, mark: Mark) -> bool | None:
+        """See `Dialect`."""
+        if connection.scalar(_NONCE, {"holder": self.holder}) == mark.nonce:
+            return True
+        # It is not in this database. Did this server undo it, or take over without it?
         try:
             with connection.begin_nested():
                 status = connection.scalar(
-                    sa.text("SELECT pg_xact_status(CAST(:id AS xid8))"), {"id": transaction}
+                    sa.text("SELECT pg_xact_status(CAST(:id AS xid8))"), {"id": mark.transaction}
                 )
         except DBAPIError as error:
             if may_pass(error):
                 raise
             # Another server, which never saw it.
             return None
-        return {"committed": True, "aborted": False}.get(str(status))
+        # "committed" is another transaction of the same number.
+        return False if status == "aborted" else None
+
+    def forget_marks(self, connection: sa.Connection) -> None:
+        """See `Dialect`."""
+        connection.execute(
+            commit_marks.delete().where(self.others_dead(connection, commit_marks.c.store))
+        )
 
     def others_dead(self, connection: sa.Connection, holder: Any) -> sa.ColumnElement[bool]:
         """See `Dialect`: each store holds a lock for as long as its process is connected."""

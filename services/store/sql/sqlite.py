@@ -6,7 +6,7 @@ import sqlalchemy as sa
 from sqlalchemy.pool import QueuePool
 
 from services.kit.ids import uuid7_hex
-from services.store.sql.dialect import Head
+from services.store.sql.dialect import Head, Mark
 
 BUSY_MS: Final = 3_000
 """How long another process may hold the file's lock before that is a fault."""
@@ -55,9 +55,16 @@ class Sqlite:
         """See `Dialect`."""
         return Head()
 
-    def committed(self, connection: sa.Connection, transaction: str) -> bool | None:
-        """See `Dialect`; never asked, since a commit here ends in success or not at all."""
+    def mark(self, connection: sa.Connection) -> Mark | None:
+        """See `Dialect`: a commit here ends in success or not at all."""
         return None
+
+    def committed(self, connection: sa.Connection, mark: Mark) -> bool | None:
+        """See `Dialect`; never asked."""
+        return None
+
+    def forget_marks(self, connection: sa.Connection) -> None:
+        """See `Dialect`."""
 
     def others_dead(self, connection: sa.Connection, holder: Any) -> sa.ColumnElement[bool]:
         """See `Dialect`: only one store works on a file, so whoever else held a row is dead."""

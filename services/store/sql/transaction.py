@@ -19,7 +19,7 @@ from services.kit.errors import UnavailableError
 from services.kit.log import get_logger
 from services.store.database_time import DatabaseTime
 from services.store.sql import faults
-from services.store.sql.dialect import Dialect
+from services.store.sql.dialect import Dialect, Mark
 
 _log = get_logger(__name__)
 
@@ -28,7 +28,7 @@ _MOST_PAUSE_SECONDS: Final = 1.0
 PATIENCE_SECONDS: Final = 4.0
 """How long a group is tried again; its callers wait for 10 s at most, some for 2 s."""
 _DOUBT_SECONDS: Final = 20.0
-"""How long a commit in doubt is asked for: who does it twice would do harm."""
+"""How long a commit in doubt is asked for: a retry of a committed write would apply it twice."""
 
 
 class Job:
@@ -78,7 +78,7 @@ class Writer:
         self._time = time
         self._stopping = stopping
         self._away = False
-        self._doubt: tuple[str, list[_Outcome]] | None = None
+        self._doubt: tuple[Mark, list[_Outcome]] | None = None
 
     def commit(self, group: Sequence[Job]) -> None:
         """Run a group in one transaction and answer each of its callers, whatever happens."""
@@ -158,6 +158,7 @@ class Writer:
             if known is not None:
                 transaction.rollback()
                 return known
+            mark = self._dialect.mark(connection)
             outcomes = list(_run_each(connection, group))
             for job in group:
                 failpoints.before(job.step)
@@ -166,8 +167,8 @@ class Writer:
                 if transaction.is_active:
                     transaction.commit()
             except DBAPIError as error:
-                if error.connection_invalidated and head.transaction is not None:
-                    self._doubt = (head.transaction, outcomes)
+                if error.connection_invalidated and mark is not None:
+                    self._doubt = (mark, outcomes)
                 raise
         for job in group:
             failpoints.after(job.step)
@@ -180,8 +181,8 @@ class Writer:
         """
         if self._doubt is None:
             return None
-        transaction, outcomes = self._doubt
-        committed = self._dialect.committed(connection, transaction)
+        mark, outcomes = self._doubt
+        committed = self._dialect.committed(connection, mark)
         _log.warning("commit_looked_up", committed=committed)
         if committed:
             return outcomes

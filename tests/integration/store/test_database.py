@@ -1,9 +1,8 @@
 """The writer: grouped commits in which every statement stands or falls alone."""
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -16,6 +15,7 @@ from alembic.script import ScriptDirectory
 from services.store import migrate
 from services.store.database import Database
 from services.store.models import counters, metadata, outbox
+from tests.kit.schemas import schema_of
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -119,7 +119,7 @@ async def test_what_was_committed_survives_and_readers_see_it(db: Database) -> N
 
 
 def test_the_migrations_make_the_schema_that_the_code_uses(db: Database) -> None:
-    made = schema_of(db)
+    made = schema_of(db.writer_engine)
     with db.writer_engine.begin() as connection:
         metadata.drop_all(connection)
         connection.execute(sa.text("DROP TABLE alembic_version"))
@@ -127,42 +127,11 @@ def test_the_migrations_make_the_schema_that_the_code_uses(db: Database) -> None
         config.set_main_option("script_location", str(migrate.MIGRATIONS))
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
-    assert schema_of(db) == made
+    assert schema_of(db.writer_engine) == made
     with db.writer_engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
         assert compare_metadata(context, metadata) == []
     migrate.upgrade(db.writer_engine, 2)
-
-
-def words(found: Mapping[str, Any]) -> str:
-    """What a reflected part says; conditions are texts that have no words of their own."""
-    options = {name: str(each) for name, each in found.get("dialect_options", {}).items()}
-    return repr({**found, "dialect_options": options})
-
-
-def schema_of(db: Database) -> dict[str, object]:
-    """All that a database says of its tables, in no order; columns may stand in any."""
-    with db.writer_engine.connect() as connection:
-        found = sa.inspect(connection)
-        return {
-            table: {
-                "columns": {
-                    each["name"]: (str(each["type"]), each["nullable"], each["default"])
-                    for each in found.get_columns(table)
-                },
-                "key": found.get_pk_constraint(table),
-                **{
-                    name: sorted(map(words, read(table)))
-                    for name, read in (
-                        ("foreign", found.get_foreign_keys),
-                        ("checks", found.get_check_constraints),
-                        ("unique", found.get_unique_constraints),
-                        ("indexes", found.get_indexes),
-                    )
-                },
-            }
-            for table in found.get_table_names()
-        }
 
 
 def test_the_database_syncs_each_commit(db: Database) -> None:

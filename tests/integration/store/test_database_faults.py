@@ -6,8 +6,10 @@ import functools
 import signal
 import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psycopg
 import pytest
@@ -19,6 +21,7 @@ from services.store import files_repo, idempotency_repo, migrate
 from services.store.database import Database
 from services.store.models import files, outbox, projects
 from services.store.sql import postgres, sqlite, transaction
+from services.store.sql.dialect import Mark
 from services.store.sql.text import stored, told
 from tests.kit.eventually import eventually
 from tests.kit.postgres import Postgres
@@ -134,11 +137,11 @@ async def test_a_commit_of_which_nobody_knows_any_more_is_told_as_such(
     db: Database, postgres: Postgres, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As of a server that took over without the transaction: one far in its future.
-    begun = db._dialect.head
+    marked = db._dialect.mark
     monkeypatch.setattr(
         db._dialect,
-        "head",
-        lambda connection: type(begun(connection))(begun(connection).seconds, str(2**40)),
+        "mark",
+        lambda connection: replace(cast(Mark, marked(connection)), transaction=str(2**40)),
     )
     statement = Times("perhaps", lambda: postgres.cut(postgres_url))
 
@@ -146,6 +149,55 @@ async def test_a_commit_of_which_nobody_knows_any_more_is_told_as_such(
         await db.write(STEP, statement)
     assert statement.ran == 1
     await db.write(STEP, lambda connection: add(connection, "next"))
+
+
+@pytest.mark.parametrize("how", ["promoted", "restored"])
+async def test_a_server_that_took_over_does_not_pass_another_commit_for_a_lost_one(
+    how: str,
+) -> None:
+    """Its next transaction has the number of the one that was lost."""
+    primary = Postgres()
+    standby = None
+    try:
+        await asyncio.to_thread(primary.start)
+        url = await asyncio.to_thread(primary.new_database)
+        with closing(psycopg.connect(url, autocommit=True)) as operator:
+            async with TcpProxy(primary.port) as first, TcpProxy(primary.port) as second:
+                name = url.rpartition("/")[2]
+                one = Database(primary.url(name, port=first.port))
+                other = Database(primary.url(name, port=second.port))
+                await asyncio.to_thread(migrate.upgrade, one.writer_engine, 1)
+                await one.write(STEP, lambda connection: add(connection, "one 0"))
+                await other.write(STEP, lambda connection: add(connection, "other 0"))
+                standby = await asyncio.to_thread(primary.standby)
+                lost = asyncio.create_task(
+                    one.write(STEP, lambda connection: add(connection, "one 1"))
+                )
+                number = await eventually(lambda: waiting_for_standby(operator))
+                primary.stop(signal.SIGQUIT)
+                await asyncio.to_thread(standby.take_over, as_copy=how == "restored")
+                second.retarget(standby.port)
+                await other.write(STEP, lambda connection: add(connection, "other 1"))
+                assert standby.sql(f"SELECT pg_xact_status('{number}'::xid8)") == [("committed",)]
+                first.retarget(standby.port)
+                with pytest.raises(UnavailableError, match="not known"):
+                    await lost
+                await one.write(STEP, lambda connection: add(connection, "one 2"))
+                assert await one.read(subjects) == ["one 0", "other 0", "other 1", "one 2"]
+                for each in (one, other):
+                    await asyncio.to_thread(each.close)
+    finally:
+        primary.remove()
+        if standby is not None:
+            standby.remove()
+
+
+def waiting_for_standby(operator: "psycopg.Connection[Any]") -> str:
+    """Return the number of the transaction whose commit waits for the standby; else nothing."""
+    rows = operator.execute(
+        "SELECT backend_xid::text FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+    ).fetchall()
+    return str(rows[0][0]) if rows else ""
 
 
 async def test_readers_whose_connections_were_ended_make_new_ones(

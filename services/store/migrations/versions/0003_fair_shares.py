@@ -34,9 +34,16 @@ def upgrade() -> None:
             sqlite_where=sa.text(where),
             postgresql_where=sa.text(where),
         )
+    op.create_table(
+        "commit_marks",
+        sa.Column("store", sa.String(length=64), nullable=False),
+        sa.Column("nonce", sa.String(length=32), nullable=False),
+        sa.PrimaryKeyConstraint("store", name=op.f("pk_commit_marks")),
+    )
 
 
 def downgrade() -> None:
     """Go back to the revision before."""
     for name, table, _, _ in _INDEXES:
         op.drop_index(name, table_name=table)
+    op.drop_table("commit_marks")
