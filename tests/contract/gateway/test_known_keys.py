@@ -138,14 +138,20 @@ async def test_an_address_with_many_wrong_keys_waits_and_its_good_ones_do_not(
     assert len(store.key_lookups) == 1 + WRONG_PER_MINUTE
     assert isinstance(caught.value, RateLimitedError)
     assert caught.value.retry_after_seconds is not None
-    # What was good is asked for again, as ever; and others' addresses are none of this one's.
-    clock.advance(CACHE_SECONDS / 8)
+    # A key that was good is asked for again, as ever; and another address has its own limit.
+    clock.advance(CACHE_SECONDS)
+    for number in range(500, 505):
+        with pytest.raises((AuthenticationError, RateLimitedError)):
+            await auth.authenticate(f"Bearer {made_up(number)}", CLIENT)
+    lookups = len(store.key_lookups)
+    with pytest.raises(RateLimitedError):
+        await auth.authenticate(f"Bearer {unseen}", CLIENT)
     assert (await auth.authenticate(f"Bearer {good}", CLIENT)).project_id == "a"
-    clock.advance(CACHE_SECONDS / 4)
+    assert len(store.key_lookups) == lookups + 1
     assert (await auth.authenticate(f"Bearer {unseen}", "203.0.113.8")).project_id == "b"
     clock.advance(caught.value.retry_after_seconds)
     with pytest.raises(AuthenticationError):
-        await auth.authenticate(f"Bearer {made_up(501)}", CLIENT)
+        await auth.authenticate(f"Bearer {made_up(600)}", CLIENT)
 
 
 async def test_a_store_that_is_away_is_asked_again(asked: Asked) -> None:

@@ -10,7 +10,7 @@ from protos.nightshift.v1 import (
     models_pb2,
     work_pb2,
 )
-from services.kit import ids
+from services.kit import ids, rpc
 from services.kit.errors import StaleTermError
 from services.store.domain.waiting import MOST_AHEAD
 from tests.integration.store_work.harness import Store
@@ -150,6 +150,16 @@ async def test_the_engines_that_ran_a_batch_are_kept_with_it(store: Store) -> No
 
 async def test_why_an_engine_does_not_start_is_told(store: Store) -> None:
     batch_id = await store.batch(1)
+    made = await store.batches.CreateBatch(
+        batches_pb2.CreateBatchRequest(
+            input_file_id=(await store.get(batch_id)).input_file_id,
+            endpoint="/v1/chat/completions",
+            completion_window="24h",
+            completion_window_seconds=86_400,
+        ),
+        metadata=(*store.metadata, (rpc.API_KEY_ID_KEY, "key_1")),
+    )
+    await store.validated(made.batch.id)
     await store.lead()
     for trouble, ready in (("no such file: /m\nTraceback", 0), ("x" * 900, 0), ("", 1)):
         report = work_pb2.PoolReport(
@@ -162,6 +172,18 @@ async def test_why_an_engine_does_not_start_is_told(store: Store) -> None:
         said = trouble.replace("\n", " ")[:500]
         expected = f"no engine of pool {POOL} is ready: {said}" if trouble else ""
         assert reason == expected
+        # They name paths and hosts: of a batch with a key it is only said that it is so.
+        (answer,) = (
+            await store.events.ReadBatchEvents(
+                events_pb2.ReadBatchEventsRequest(
+                    watch=events_pb2.WatchBatchRequest(batch_id=made.batch.id)
+                ),
+                metadata=store.metadata,
+            )
+        ).events
+        for batch in (await store.get(made.batch.id), answer.state.batch):
+            assert not trouble or said not in batch.nightshift.reason
+            assert bool(trouble) == ("executor says why" in batch.nightshift.reason)
 
 
 async def test_positions_on_a_page_are_those_of_the_pool(store: Store) -> None:
