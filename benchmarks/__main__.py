@@ -24,6 +24,7 @@ NAMES: Final = (
     "growth",
     "upload_parts",
     "faults",
+    "neighbours",
     "recovery",
     "engine_full",
     "one_at_a_time",

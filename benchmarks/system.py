@@ -56,8 +56,10 @@ class Api:
     pipeline is measured on the same two cores, that would be measured instead.
     """
 
-    def __init__(self, url: str) -> None:
-        """Talk to `http://HOST:PORT`."""
+    def __init__(self, url: str, key: str = "") -> None:
+        """Talk to `http://HOST:PORT`, with an API key where there is one."""
+        self.url = url
+        self.key = key
         self._address = urlsplit(url).netloc
         self._connection = http.client.HTTPConnection(self._address, timeout=_TIMEOUT_SECONDS)
         self._used_at = 0.0
@@ -77,8 +79,11 @@ class Api:
         """
         if time.monotonic() > self._used_at + _KEPT_SECONDS:
             self._connection.close()
+        sent = dict(headers or {})
+        if self.key:
+            sent["Authorization"] = f"Bearer {self.key}"
         try:
-            self._connection.request(method, path, body=body, headers=dict(headers or {}))
+            self._connection.request(method, path, body=body, headers=sent)
             response = self._connection.getresponse()
             answer = response.read()
         except (OSError, http.client.HTTPException):
