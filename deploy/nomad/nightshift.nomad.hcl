@@ -23,7 +23,7 @@ variable "registry" {
 variable "private_network" {
   type        = string
   default     = "private"
-  description = "Host network of the nodes for the services' ports. NATS asks for no password, and until there is an API key the gateway takes anyone, so only the fleet and whoever may use it can be on it."
+  description = "Host network of the nodes for the services' ports. What goes over it is not encrypted, so only the fleet and whoever may use it can be on it."
 }
 
 variable "simulated_executors" {
@@ -147,9 +147,31 @@ job "nightshift" {
     task "nats" {
       driver = "docker"
       config {
-        image = "nats:2.15-alpine"
-        args  = ["--jetstream", "--store_dir", "/data/nats"]
+        image = "${var.registry}nightshift-nats:${var.version}"
+        args  = ["--config", "/etc/nightshift/nats.conf", "--jetstream", "--store_dir", "/data/nats"]
         ports = ["nats"]
+        # Where its configuration looks for them.
+        volumes = ["secrets/nats:/run/secrets/nats:ro"]
+        # The root file system is read only, and nothing gains rights.
+        readonly_rootfs = true
+        cap_drop        = ["all"]
+        security_opt    = ["no-new-privileges"]
+        pids_limit      = 512
+        mount {
+          type   = "tmpfs"
+          target = "/tmp"
+        }
+      }
+      template {
+        data        = <<-EOT
+          {{- with nomadVar "nomad/jobs/nightshift" }}
+          store_password: "{{ .nats_store }}"
+          scheduler_password: "{{ .nats_scheduler }}"
+          executor_password: "{{ .nats_executor }}"
+          operator_password: "{{ .nats_operator }}"
+          {{- end }}
+        EOT
+        destination = "${NOMAD_SECRETS_DIR}/nats"
       }
       volume_mount {
         volume      = "data"
@@ -166,13 +188,26 @@ job "nightshift" {
       config {
         image = "${var.registry}nightshift-store:${var.version}"
         ports = ["store"]
+        readonly_rootfs = true
+        cap_drop        = ["all"]
+        security_opt    = ["no-new-privileges"]
+        pids_limit      = 512
+        mount {
+          type   = "tmpfs"
+          target = "/tmp"
+        }
       }
       template {
         data        = "{{ with nomadVar \"nomad/jobs/nightshift\" }}{{ .secret }}{{ end }}\n"
         destination = "${NOMAD_SECRETS_DIR}/nightshift"
       }
+      template {
+        data        = "{{ with nomadVar \"nomad/jobs/nightshift\" }}{{ .nats_store }}{{ end }}\n"
+        destination = "${NOMAD_SECRETS_DIR}/nats-store"
+      }
       env {
         NIGHTSHIFT_SECRET_FILE    = "${NOMAD_SECRETS_DIR}/nightshift"
+        NIGHTSHIFT_NATS_PASSWORD_FILE = "${NOMAD_SECRETS_DIR}/nats-store"
         NIGHTSHIFT_NATS_URL       = "nats://127.0.0.1:4222"
         NIGHTSHIFT_STORE_DATA_DIR = "/data/store"
       }
@@ -191,13 +226,26 @@ job "nightshift" {
       driver = "docker"
       config {
         image = "${var.registry}nightshift-scheduler:${var.version}"
+        readonly_rootfs = true
+        cap_drop        = ["all"]
+        security_opt    = ["no-new-privileges"]
+        pids_limit      = 512
+        mount {
+          type   = "tmpfs"
+          target = "/tmp"
+        }
       }
       template {
         data        = "{{ with nomadVar \"nomad/jobs/nightshift\" }}{{ .secret }}{{ end }}\n"
         destination = "${NOMAD_SECRETS_DIR}/nightshift"
       }
+      template {
+        data        = "{{ with nomadVar \"nomad/jobs/nightshift\" }}{{ .nats_scheduler }}{{ end }}\n"
+        destination = "${NOMAD_SECRETS_DIR}/nats-scheduler"
+      }
       env {
         NIGHTSHIFT_SECRET_FILE     = "${NOMAD_SECRETS_DIR}/nightshift"
+        NIGHTSHIFT_NATS_PASSWORD_FILE = "${NOMAD_SECRETS_DIR}/nats-scheduler"
         NIGHTSHIFT_NATS_URL        = "nats://127.0.0.1:4222"
         NIGHTSHIFT_SCHEDULER_STORE = "127.0.0.1:7401"
       }
@@ -208,11 +256,20 @@ job "nightshift" {
       }
     }
 
+    # Until there is an API key it does not start, and is tried again: ../README.md says how to make one.
     task "gateway" {
       driver = "docker"
       config {
         image = "${var.registry}nightshift-gateway:${var.version}"
         ports = ["http", "grpc"]
+        readonly_rootfs = true
+        cap_drop        = ["all"]
+        security_opt    = ["no-new-privileges"]
+        pids_limit      = 512
+        mount {
+          type   = "tmpfs"
+          target = "/tmp"
+        }
       }
       template {
         data        = "{{ with nomadVar \"nomad/jobs/nightshift\" }}{{ .secret }}{{ end }}\n"
@@ -220,9 +277,7 @@ job "nightshift" {
       }
       env {
         NIGHTSHIFT_SECRET_FILE        = "${NOMAD_SECRETS_DIR}/nightshift"
-        NIGHTSHIFT_GATEWAY_STORE      = "127.0.0.1:7401"
-        # Until there is an API key, who reaches the private network may use it.
-        NIGHTSHIFT_GATEWAY_ALLOW_OPEN = "true"
+        NIGHTSHIFT_GATEWAY_STORE = "127.0.0.1:7401"
       }
       kill_timeout = "20s"
       resources {
@@ -251,6 +306,14 @@ job "nightshift" {
       config {
         image = "${var.registry}nightshift-executor-simulated:${var.version}"
         init  = true
+        readonly_rootfs = true
+        cap_drop        = ["all"]
+        security_opt    = ["no-new-privileges"]
+        pids_limit      = 512
+        mount {
+          type   = "tmpfs"
+          target = "/tmp"
+        }
       }
       template {
         data        = "{{ with nomadVar \"nomad/jobs/nightshift\" }}{{ .secret }}{{ end }}\n"
@@ -269,8 +332,13 @@ job "nightshift" {
         destination = "local/addresses.env"
         env         = true
       }
+      template {
+        data        = "{{ with nomadVar \"nomad/jobs/nightshift\" }}{{ .nats_executor }}{{ end }}\n"
+        destination = "${NOMAD_SECRETS_DIR}/nats-executor"
+      }
       env {
         NIGHTSHIFT_SECRET_FILE            = "${NOMAD_SECRETS_DIR}/nightshift"
+        NIGHTSHIFT_NATS_PASSWORD_FILE     = "${NOMAD_SECRETS_DIR}/nats-executor"
         NIGHTSHIFT_EXECUTOR_NAME          = "simulated-${NOMAD_ALLOC_INDEX}"
         NIGHTSHIFT_EXECUTOR_MODELS        = "simulated"
         NIGHTSHIFT_EXECUTOR_DRAIN_SECONDS = "20"
@@ -310,6 +378,14 @@ job "nightshift" {
         image    = "${var.registry}nightshift-executor-cuda:${var.version}"
         init     = true
         shm_size = 17179869184
+        readonly_rootfs = true
+        cap_drop        = ["all"]
+        security_opt    = ["no-new-privileges"]
+        pids_limit      = 8192
+        mount {
+          type   = "tmpfs"
+          target = "/tmp"
+        }
       }
       template {
         data        = "{{ with nomadVar \"nomad/jobs/nightshift\" }}{{ .secret }}{{ end }}\n"
@@ -327,13 +403,20 @@ job "nightshift" {
         destination = "local/addresses.env"
         env         = true
       }
+      template {
+        data        = "{{ with nomadVar \"nomad/jobs/nightshift\" }}{{ .nats_executor }}{{ end }}\n"
+        destination = "${NOMAD_SECRETS_DIR}/nats-executor"
+      }
       env {
         NIGHTSHIFT_SECRET_FILE            = "${NOMAD_SECRETS_DIR}/nightshift"
+        NIGHTSHIFT_NATS_PASSWORD_FILE     = "${NOMAD_SECRETS_DIR}/nats-executor"
         NIGHTSHIFT_EXECUTOR_NAME          = "cuda-${NOMAD_ALLOC_INDEX}"
         NIGHTSHIFT_EXECUTOR_MODELS        = var.models
         NIGHTSHIFT_EXECUTOR_ENGINE_ARGS   = var.engine_args
         NIGHTSHIFT_EXECUTOR_DRAIN_SECONDS = "20"
         HOME                              = "${NOMAD_ALLOC_DIR}/data"
+        # Compiled kernels are loaded from it, which /tmp does not allow.
+        TMPDIR = "${NOMAD_ALLOC_DIR}/tmp"
       }
       kill_timeout = "30s"
       resources {

@@ -41,7 +41,7 @@ def _of_nomad() -> Iterator[Container]:
     for group in files.nomad_groups().values():
         for task in files.labelled(group["task"]).values():
             image = files.filled_in(task["config"][0]["image"])
-            if not image.startswith("nightshift-"):
+            if not image.startswith("nightshift-") or image.startswith("nightshift-nats:"):
                 continue
             environment = {name: files.filled_in(it) for name, it in task["env"][0].items()}
             for template in task.get("template", ()):

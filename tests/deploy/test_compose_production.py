@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -15,7 +16,6 @@ pytestmark = pytest.mark.deploy
 
 PRODUCTION: Final = files.COMPOSE.with_name("compose.production.yaml")
 GIVEN: Final = {
-    "NIGHTSHIFT_POSTGRES_PASSWORD": "secret",
     "NIGHTSHIFT_STORE_BLOBS_URL": "s3://my-bucket/nightshift",
     "AWS_ACCESS_KEY_ID": "key",
     "AWS_ENDPOINT_URL": "http://minio.example:9000",
@@ -37,16 +37,16 @@ def services() -> dict[str, dict[str, Any]]:
 
 
 def ours() -> dict[str, dict[str, Any]]:
-    """Return those that run our images."""
-    return {name: one for name, one in services().items() if "build" in one}
+    """Return those that run our code."""
+    return {name: one for name, one in services().items() if files.is_ours(one)}
 
 
 def test_what_has_to_be_given_is_asked_for() -> None:
-    for name in ("NIGHTSHIFT_POSTGRES_PASSWORD", "NIGHTSHIFT_STORE_BLOBS_URL"):
-        given = {key: value for key, value in GIVEN.items() if key != name}
-        done = files.run_compose("--file", str(PRODUCTION), "config", environment=given)
-        assert done.returncode != 0
-        assert name in done.stderr
+    name = "NIGHTSHIFT_STORE_BLOBS_URL"
+    given = {key: value for key, value in GIVEN.items() if key != name}
+    done = files.run_compose("--file", str(PRODUCTION), "config", environment=given)
+    assert done.returncode != 0
+    assert name in done.stderr
 
 
 def test_there_are_several_of_each() -> None:
@@ -60,14 +60,18 @@ def test_the_brokers_are_one_cluster_and_each_keeps_its_own() -> None:
     commands = {name: services()[name]["command"] for name in NATS}
     assert len({tuple(command) for command in commands.values()}) == 1
     words = dict(word.partition("=")[::2] for word in commands["nats"])
-    routes = [urlsplit(route) for route in words["--routes"].split(",")]
-    assert [route.hostname for route in routes] == list(NATS)
-    assert {route.port for route in routes} == {urlsplit(words["--cluster"]).port}
+    assert words["--config"] == "/etc/nightshift/nats-cluster.conf"
+    configured = files.COMPOSE.with_name("nats-cluster.conf").read_text()
+    # They are the README's to make, since each holds the password.
+    told = re.findall(r"nats://route:\$route@([\w-]+):(\d+)", files.README.read_text())
+    assert [host for host, _ in told] == list(NATS)
+    assert all(f'listen: "0.0.0.0:{port}"' in configured for _, port in told)
     assert "--jetstream" in words
     for name in NATS:
         one = services()[name]
         # By which each is known to the others.
         assert one["hostname"] == name
+        assert {it["source"] for it in one["secrets"]} == {"nats", "nats-routes"}
         assert "$$HOSTNAME" in one["entrypoint"][2]
         [volume] = one["volumes"]
         assert (volume["source"], volume["target"]) == (name, words["--store_dir"])
@@ -93,7 +97,9 @@ def test_the_stores_share_rows_and_blobs_and_nothing_else() -> None:
     first, second = (services()[name] for name in STORES)
     assert first["environment"] == second["environment"]
     url = urlsplit(first["environment"]["NIGHTSHIFT_STORE_DATABASE_URL"])
-    assert (url.scheme, url.hostname, url.password) == ("postgresql", "postgres", "secret")
+    assert (url.scheme, url.hostname, url.password) == ("postgresql", "postgres", None)
+    password = first["environment"]["NIGHTSHIFT_STORE_DATABASE_PASSWORD_FILE"]
+    assert password == "/run/secrets/postgres"
     assert first["environment"]["NIGHTSHIFT_STORE_BLOBS_URL"].startswith("s3://")
     assert first["environment"]["AWS_ENDPOINT_URL"] == GIVEN["AWS_ENDPOINT_URL"]
     # Not set, so not handed on as an empty one.
@@ -131,5 +137,4 @@ def test_settings_take_what_they_are_given(monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_readme_tells_how_to_start_it() -> None:
     text = files.README.read_text()
     assert f"-f {Path(PRODUCTION).name}" in text
-    for name in ("NIGHTSHIFT_POSTGRES_PASSWORD", "NIGHTSHIFT_STORE_BLOBS_URL"):
-        assert f"export {name}=" in text
+    assert "export NIGHTSHIFT_STORE_BLOBS_URL=" in text

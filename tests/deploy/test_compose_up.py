@@ -66,9 +66,17 @@ class Fleet:
             "NIGHTSHIFT_GRPC_PORT": str(free_port()),
             "NIGHTSHIFT_SECRETS_DIR": str(folder),
         }
-        for name in ("nightshift", "postgres"):
+        roles = ("store", "scheduler", "executor", "operator")
+        texts = {
+            name: f"{secrets.token_hex(32)}\n"
+            for name in ("nightshift", "postgres", *(f"nats-{role}" for role in roles))
+        }
+        texts["nats"] = "".join(
+            f'{role}_password: "{texts[f"nats-{role}"].strip()}"\n' for role in roles
+        )
+        for name, text in texts.items():
             secret = folder / name
-            secret.write_text(secrets.token_hex(32) + "\n")
+            secret.write_text(text)
             secret.chmod(0o444)
 
     def run(self, *arguments: str) -> None:

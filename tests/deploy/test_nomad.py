@@ -94,14 +94,27 @@ def test_what_executors_look_up_is_registered_and_checked() -> None:
         assert one["check"][0]["type"] in ("http", "tcp")
 
 
-def test_the_secret_is_a_file_from_nomads_variables() -> None:
+def test_secrets_are_files_from_nomads_variables() -> None:
     for name, task in tasks().items():
-        if not image_of(task).startswith("nightshift-"):
-            continue
-        path = task["env"][0]["NIGHTSHIFT_SECRET_FILE"]
-        assert Path(path).parent == Path("${NOMAD_SECRETS_DIR}"), name
-        (secret,) = (one for one in task["template"] if one["destination"] == path)
-        assert "nomadVar" in secret["data"], name
+        environment = task.get("env", [{}])[0]
+        paths = {to for variable, to in environment.items() if variable.endswith("_FILE")}
+        assert paths or name == "services/nats"
+        for path in paths:
+            assert Path(path).parent == Path("${NOMAD_SECRETS_DIR}"), name
+            (secret,) = (one for one in task["template"] if one["destination"] == path)
+            assert "nomadVar" in secret["data"], name
+    for variable in re.findall(r"\.(nats_\w+|secret) \}\}", files.NOMAD.read_text()):
+        assert f"{variable}=$(openssl" in files.README.read_text()
+
+
+def test_tasks_may_do_little() -> None:
+    for name, task in tasks().items():
+        config = task["config"][0]
+        assert config["readonly_rootfs"] is True, name
+        assert config["cap_drop"] == ["all"], name
+        assert config["security_opt"] == ["no-new-privileges"], name
+        assert 0 < config["pids_limit"] <= 8_192, name
+        assert task["resources"][0]["memory"] > 0, name
 
 
 def test_a_stop_leaves_time_to_drain() -> None:

@@ -48,18 +48,25 @@ class Broker:
     """A nats-server that knows the roles, and files with their passwords."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self.set_passwords("first")
+        self.folder = folder
         self.server = NatsServer(folder / "server", "--config", str(folder / "nats.conf"))
+        self.runs = False
+        self.set_passwords("first")
 
     def set_passwords(self, beginning: str) -> None:
         passwords = {role: f"{beginning}-{role}" for role in ROLES}
         for role, password in passwords.items():
-            (self._folder / role).write_text(password + "\n")
-        (self._folder / "nats.conf").write_text(authorization(passwords))
+            (self.folder / role).write_text(password + "\n")
+        self.configure(authorization(passwords))
+
+    def configure(self, text: str) -> None:
+        """Have it read another configuration, if it runs."""
+        (self.folder / "nats.conf").write_text(text)
+        if self.runs:
+            os.kill(self.server.pid, signal.SIGHUP)
 
     def login(self, role: str) -> Login:
-        return Login(role, self._folder / role)
+        return Login(role, self.folder / role)
 
     async def service(self, role: str) -> Bus:
         return await buses.connect(self.server.url, role, login=self.login(role))
@@ -73,6 +80,7 @@ class Broker:
 def broker(tmp_path: Path) -> Iterator[Broker]:
     broker = Broker(tmp_path)
     broker.server.start()
+    broker.runs = True
     yield broker
     broker.server.stop()
 
@@ -152,8 +160,28 @@ async def test_a_password_may_be_changed_while_all_runs(
 
     scheduler._client._disconnected_cb = note
     broker.set_passwords("second")
-    os.kill(broker.server.pid, signal.SIGHUP)
     await lost.wait()
     await eventually(lambda: scheduler.connected)
     await scheduler.ensure_consumer(POOL)
     await scheduler.publish_dispatch(DISPATCH)
+
+
+async def test_a_system_without_passwords_is_moved_to_them_while_it_runs(broker: Broker) -> None:
+    address = broker.server.url.removeprefix("nats://")
+    asked = (broker.folder / "nats.conf").read_text()
+    broker.configure("")
+    await eventually(lambda: not refuses_strangers(address))
+    # Whom it does not ask may show a password all the same.
+    scheduler = await broker.service("scheduler")
+    await scheduler.ensure_streams()
+    broker.configure(asked)
+    await eventually(lambda: refuses_strangers(address))
+
+    async def works() -> bool:
+        try:
+            return await scheduler.ensure_consumer(POOL) == 0
+        except buses.BusFault:
+            return False
+
+    await eventually(works)
+    await scheduler.close()
