@@ -65,6 +65,7 @@ def explanations(connection: sa.Connection, rows: Sequence[Row], now_ms: int) ->
                 known.get(chosen[row.id] or ""),
                 ahead.get(row.id, 0),
                 fault=row.fault,
+                tries=row.tries,
                 # Who works without keys is their own operator.
                 for_operator=row.key_id is None,
             ),

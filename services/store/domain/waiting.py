@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Final
 
+from services.store.domain.patience import SUSPECT_TRIES
 from services.store.domain.state import TERMINAL, BatchStatus
 
 MOST_AHEAD: Final = 1_000
@@ -42,6 +43,11 @@ class Explanation:
 
 
 NOTHING: Final = Explanation()
+_WORK: Final = {
+    BatchStatus.VALIDATING: "checking its input",
+    BatchStatus.FINALIZING: "writing its end files",
+    BatchStatus.CANCELLING: "writing its end files",
+}
 
 
 def explain(
@@ -50,6 +56,7 @@ def explain(
     ahead: int,
     *,
     fault: str | None = None,
+    tries: int = 0,
     for_operator: bool = False,
 ) -> Explanation:
     """Say what a batch waits for.
@@ -60,10 +67,17 @@ def explain(
         ahead: batches of the pool before it that have lines to hand out, at most `MOST_AHEAD`.
         fault: why its input could not be read, or its end files not be written, when that was last
             tried; None otherwise.
+        tries: how often its validating or finalizing was begun, the one that runs included.
         for_operator: whether an engine's own words may be shown, which name paths and hosts.
     """
     if status in TERMINAL:
         fault = None
+    elif fault is None and tries >= SUSPECT_TRIES and status in _WORK:
+        # It may end each store that tries it, which then says nothing.
+        fault = (
+            f"{_WORK[status]} was begun {tries} times and has not ended; it is tried again, less "
+            "and less often, and the operator's log of the store says what ended it"
+        )
     if pool is None:
         return replace(NOTHING, reason=fault)
     runs = status == BatchStatus.IN_PROGRESS

@@ -71,6 +71,8 @@ async def test_end_files_that_end_their_store_take_no_other_batch_with_them(
         await world.until(all_done)
         finalizing = batches_pb2.BATCH_STATUS_FINALIZING
         assert await hands.status_is(world, poison, finalizing)
+        batch = await world.do(lambda asker: asker.get(poison))
+        assert "writing its end files was begun" in batch.nightshift.reason
         # It is left alone for longer and longer, in which the store is there for everybody.
         await world.until(lambda: world.sql_one("SELECT tries FROM batches ORDER BY seq") >= 4)
         deaths = world.starts

@@ -61,3 +61,23 @@ def test_an_engine_that_does_not_start_says_why() -> None:
     # Others run: its trouble is not what the batch waits for.
     limping = Pool(id="p", alive=2, ready=1, engine_revision=None, trouble="no model in /x")
     assert explain(RUNS, limping, 0).reason is None
+
+
+@pytest.mark.parametrize(
+    ("status", "tries", "words"),
+    [
+        (BatchStatus.FINALIZING, 2, "writing its end files was begun 2 times and has not ended"),
+        (BatchStatus.CANCELLING, 7, "writing its end files was begun 7 times"),
+        (BatchStatus.VALIDATING, 3, "checking its input was begun 3 times"),
+        (BatchStatus.FINALIZING, 1, None),
+        (BatchStatus.IN_PROGRESS, 9, None),
+        (BatchStatus.COMPLETED, 9, None),
+    ],
+)
+def test_work_that_does_not_end_is_a_reason(
+    status: BatchStatus, tries: int, words: str | None
+) -> None:
+    reason = explain(status, pool(1, 1), 0, tries=tries).reason
+    assert (reason or "").startswith(words or "")
+    assert (reason is None) == (words is None)
+    assert explain(status, None, 0, tries=tries, fault="gone").reason in ("gone", None)
