@@ -73,7 +73,7 @@ def _check_body(headers: Headers) -> None:
 def _name_of(host: str) -> str:
     """Return the name or address in a header `Host`, without its port."""
     name, _, port = host.strip().lower().rpartition(":")
-    return name if name and port.isdigit() else host.strip().lower()
+    return name if name and port.isascii() and port.isdigit() else host.strip().lower()
 
 
 def _is_address(name: str) -> bool:
