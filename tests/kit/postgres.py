@@ -150,6 +150,11 @@ class Postgres:
             time.sleep(0.02)
         return standby
 
+    def follow(self, primary: "Postgres") -> None:
+        """Follow the server that it is a standby of again."""
+        self.sql(f"ALTER SYSTEM SET primary_conninfo = '{primary.url()}'")
+        self.sql("SELECT pg_reload_conf()")
+
     def take_over(self, *, as_copy: bool = False) -> None:
         """Begin to write, as a promoted standby or as a copy that was put back."""
         if as_copy:

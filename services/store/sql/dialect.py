@@ -66,7 +66,8 @@ class Dialect(Protocol):
         """Tell whether the transaction of a mark was committed; None if nobody knows any more.
 
         To be asked in the next write transaction of this store, when the other one has ended for
-        certain, and before that is marked itself.
+        certain, and before that is marked itself. What was committed is as durable as it must be
+        once that transaction is committed, too.
         """
         ...
 

@@ -55,8 +55,13 @@ _MARK: Final = (
     .values(store=sa.bindparam("store"), nonce=sa.bindparam("nonce"))
     .on_conflict_do_update(index_elements=["store"], set_={"nonce": sa.bindparam("nonce")})
 )
-_NONCE: Final = sa.select(commit_marks.c.nonce).where(
-    commit_marks.c.store == sa.bindparam("holder")
+_MARK_AGAIN: Final = (
+    commit_marks.update()
+    .where(
+        commit_marks.c.store == sa.bindparam("of_store"),
+        commit_marks.c.nonce == sa.bindparam("of_nonce"),
+    )
+    .values(nonce=commit_marks.c.nonce)
 )
 _TIME: Final = "SELECT extract(epoch FROM clock_timestamp())::float8"
 _SHOW: Final = "SELECT pg_try_advisory_lock(%s, %s)"
@@ -156,7 +161,9 @@ class Postgres:
 
     def committed(self, connection: sa.Connection, mark: Mark) -> bool | None:
         """See `Dialect`."""
-        if connection.scalar(_NONCE, {"holder": self.holder}) == mark.nonce:
+        # Written again, so that committing this waits for a standby that may not have it yet.
+        mine = {"of_store": self.holder, "of_nonce": mark.nonce}
+        if connection.execute(_MARK_AGAIN, mine).rowcount:
             return True
         # It is not in this database. Did this server undo it, or take over without it?
         try:

@@ -156,7 +156,8 @@ class Writer:
             )
             known = self._look_up(connection)
             if known is not None:
-                transaction.rollback()
+                # Where this is on every disk that it has to be on, so is what came before it.
+                transaction.commit()
                 return known
             mark = self._dialect.mark(connection)
             outcomes = list(_run_each(connection, group))

@@ -192,6 +192,36 @@ async def test_a_server_that_took_over_does_not_pass_another_commit_for_a_lost_o
             standby.remove()
 
 
+async def test_a_commit_that_was_looked_up_has_reached_the_standby() -> None:
+    """One whose connection is ended while it waits for that stays on the primary alone."""
+    primary = Postgres()
+    standby = None
+    try:
+        await asyncio.to_thread(primary.start)
+        url = await asyncio.to_thread(primary.new_database)
+        with (
+            closing(psycopg.connect(url, autocommit=True)) as operator,
+            closing(Database(url)) as db,
+        ):
+            await asyncio.to_thread(migrate.upgrade, db.writer_engine, 1)
+            standby = await asyncio.to_thread(primary.standby)
+            write = asyncio.create_task(db.write(STEP, lambda found: add(found, "once")))
+            number = await eventually(lambda: waiting_for_standby(operator))
+            await asyncio.to_thread(primary.cut, url)
+            with closing(psycopg.connect(url, autocommit=True)) as again:
+                await eventually(lambda: waiting_for_standby(again) not in {"", number})
+                assert await db.read(subjects) == ["once"]
+                assert not write.done()
+                standby.follow(primary)
+                await write
+            with closing(psycopg.connect(standby.url(url.rpartition("/")[2]))) as other:
+                assert other.execute("SELECT subject FROM outbox").fetchall() == [("once",)]
+    finally:
+        if standby is not None:
+            standby.remove()
+        primary.remove()
+
+
 def waiting_for_standby(operator: "psycopg.Connection[Any]") -> str:
     """Return the number of the transaction whose commit waits for the standby; else nothing."""
     rows = operator.execute(
