@@ -76,6 +76,9 @@ class _Call:
     def invocation_metadata(self) -> list[tuple[str, str]]:
         return [("x-nightshift-project", self._project_id)]
 
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
 
 async def complete(store: Store) -> str:
     batch_id = await store.batch(1)
