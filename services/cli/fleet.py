@@ -127,6 +127,8 @@ class Fleet:
             "NIGHTSHIFT_SECRET_FILE": str(self._secret_file),
             "NIGHTSHIFT_NATS_URL": f"nats://{self._addresses.nats}",
             "NIGHTSHIFT_NATS_REPLICAS": "1",
+            # Each is its own role's.
+            "NIGHTSHIFT_NATS_USER": "",
             "NIGHTSHIFT_DIE_WITH_PARENT": str(os.getpid()),
             OWNER_VARIABLE: str(self._data.root),
             # vLLM titles its processes; this keeps the variables of theirs readable.

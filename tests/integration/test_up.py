@@ -29,6 +29,8 @@ CREDENTIALS = {
     "VLLM_API_KEY": "x",
     "OPENAI_API_KEY": "x",
     "NIGHTSHIFT_API_KEY": "x",
+    # Its children log in at its own broker, whoever they are elsewhere.
+    "NIGHTSHIFT_NATS_USER": "x",
     "OTEL_SERVICE_NAMESPACE": "x",
 }
 CHILDREN = {"nats", "store", "scheduler", "gateway", "executor-0"}
@@ -116,6 +118,7 @@ def test_each_child_has_the_credentials_that_it_needs_and_no_others(shared: Runn
         environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         names = {entry.partition(b"=")[0].decode() for entry in environment}
         has[child] = names & (CREDENTIALS.keys() | {"NIGHTSHIFT_NATS_PASSWORD_FILE"})
+        has[child] -= {"NIGHTSHIFT_NATS_USER"}
         assert {"PATH", "HOME"} <= names
     assert has == {
         "nats": set(),
