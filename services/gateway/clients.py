@@ -20,19 +20,20 @@ from protos.nightshift.v1 import (
     webhooks_pb2_grpc,
 )
 from services.gateway.auth import Caller
+from services.gateway.pace import IDLE_SECONDS
+from services.gateway.shares import Shares
 from services.kit import rpc
 from services.kit.errors import InternalError, UnavailableError, from_rpc_error
 from services.kit.frames import FRAME_BYTES
 from services.kit.log import get_logger
 
-IDLE_SECONDS: Final = 60.0
-"""A stream on which nothing moves for this long is given up."""
-
 CONNECT_SECONDS: Final = 5.0
 """A store that restarts is waited for this long before a stream is opened."""
 
-MAX_STREAMS: Final = 256
-"""Uploads and downloads at once; a stalled one holds up to 14 MiB in gRPC's own buffers."""
+MAX_UPLOADS: Final = 128
+"""Uploads at once; a stalled one holds up to 14 MiB in gRPC's own buffers."""
+MAX_DOWNLOADS: Final = 128
+"""The same of downloads."""
 
 _log = get_logger(__name__)
 
@@ -184,7 +185,8 @@ class Store:
         """Call over `channel`, which the caller closes."""
         self._channel = channel
         self._secret = secret
-        self._streams = 0
+        self._uploads = Shares(MAX_UPLOADS)
+        self._downloads = Shares(MAX_DOWNLOADS)
         self.files = files_pb2_grpc.FilesStub(channel)
         self.uploads = uploads_pb2_grpc.UploadsStub(channel)
         self.batches = batches_pb2_grpc.BatchesStub(channel)
@@ -218,7 +220,7 @@ class Store:
     @contextlib.asynccontextmanager
     async def upload(self, caller: Caller) -> AsyncIterator[FileUpload]:
         """Send a file; leaving without `finish` cancels it, so that nothing stays behind."""
-        async with self._stream():
+        async with self._opened(self._uploads.held(caller, "uploads")):
             call = self.files.UploadFile(metadata=self._metadata(caller))
             try:
                 yield UploadStream(call, lambda data: files_pb2.UploadFileRequest(data=data))
@@ -228,7 +230,7 @@ class Store:
     @contextlib.asynccontextmanager
     async def upload_part(self, caller: Caller) -> AsyncIterator[PartUpload]:
         """Send a part of an upload; leaving without `finish` cancels it."""
-        async with self._stream():
+        async with self._opened(self._uploads.held(caller, "uploads")):
             call = self.uploads.AddUploadPart(metadata=self._metadata(caller))
             try:
                 yield UploadStream(call, lambda data: uploads_pb2.AddUploadPartRequest(data=data))
@@ -244,7 +246,7 @@ class Store:
             NightshiftError: what the store raised, or that it cannot be reached.
         """
         # Its deadline is far off, so that a store which is away is not waited for until then.
-        async with self._stream():
+        async with self._opened(self._uploads.held(caller, "uploads")):
             return await self.call(self.uploads.CompleteUpload, request, caller)
 
     @contextlib.asynccontextmanager
@@ -252,7 +254,7 @@ class Store:
         self, request: files_pb2.ReadFileRequest, caller: Caller
     ) -> AsyncIterator[FileStream]:
         """Open a download; leaving early cancels it."""
-        async with self._stream():
+        async with self._opened(self._downloads.held(caller, "downloads")):
             call = self.files.ReadFile(request, metadata=self._metadata(caller))
             try:
                 yield FileStream(call)
@@ -260,22 +262,15 @@ class Store:
                 call.cancel()
 
     @contextlib.asynccontextmanager
-    async def _stream(self) -> AsyncIterator[None]:
-        if self._streams >= MAX_STREAMS:
-            raise UnavailableError(
-                "Too many files are being transferred at once; try again.", retry_after_seconds=1.0
-            )
-        self._streams += 1
-        try:
-            # Streams have no deadline to wait within, so that a restarting store is awaited here.
+    async def _opened(self, slot: contextlib.AbstractContextManager[None]) -> AsyncIterator[None]:
+        """Hold a slot, and wait a moment for a store that restarts: streams have no deadline."""
+        with slot:
             try:
                 async with asyncio.timeout(CONNECT_SECONDS):
                     await self._channel.channel_ready()
             except TimeoutError:
                 raise _unavailable() from None
             yield
-        finally:
-            self._streams -= 1
 
     async def is_serving(self) -> bool:
         """Tell whether the store takes work right now."""

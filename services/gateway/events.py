@@ -14,6 +14,7 @@ import prometheus_client
 from protos.nightshift.v1 import events_pb2
 from services.gateway.auth import Caller
 from services.gateway.clients import Store
+from services.gateway.shares import Shares
 from services.kit.errors import UnavailableError
 
 HEARTBEAT_SECONDS: Final = 15.0
@@ -44,7 +45,7 @@ class Watchers:
 
     def __init__(self) -> None:
         """Have none."""
-        self._count = 0
+        self._streams = Shares(MAX_WATCHERS)
         self._draining = asyncio.Event()
 
     def drain(self) -> None:
@@ -57,23 +58,18 @@ class Watchers:
         return self._draining
 
     @contextlib.contextmanager
-    def one_more(self) -> Iterator[None]:
+    def one_more(self, caller: Caller) -> Iterator[None]:
         """Count a stream while it lasts.
 
         Raises:
+            RateLimitedError: the caller has its share of them.
             UnavailableError: there are too many.
         """
-        if self._count >= MAX_WATCHERS:
-            raise UnavailableError(
-                "Too many clients follow batches right now; try again.", retry_after_seconds=5.0
-            )
-        self._count += 1
-        _WATCHERS.inc()
-        try:
+        with (
+            self._streams.held(caller, "streams of events", retry_seconds=5.0),
+            _WATCHERS.track_inprogress(),
+        ):
             yield
-        finally:
-            self._count -= 1
-            _WATCHERS.dec()
 
 
 class BatchWatch:
@@ -110,7 +106,7 @@ class BatchWatch:
             InvalidRequestError: it has no such event.
             UnavailableError: the store does not answer.
         """
-        with self._watchers.one_more():
+        with self._watchers.one_more(self._caller):
             draining = asyncio.create_task(self._watchers.draining.wait())
             try:
                 async with contextlib.aclosing(self._pages(draining)) as pages:

@@ -1,31 +1,39 @@
 """What every public gRPC call passes through: its id, then who calls."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import Final, TypeVar
+from typing import Final, Generic, TypeVar
 
 import structlog
+from google.protobuf.message import Message
 from opentelemetry import context as trace_context
 from opentelemetry import trace
 
 from services.gateway import key_metrics, validate
 from services.gateway.auth import Caller
-from services.gateway.callers import peer_address
-from services.gateway.clients import IDLE_SECONDS
+from services.gateway.callers import network_of, peer_address
 from services.gateway.context import Context
+from services.gateway.pace import Pace
+from services.gateway.shares import Shares
 from services.kit import interceptors, rpc, telemetry
-from services.kit.errors import InvalidRequestError
+from services.kit.errors import RateLimitedError
 from services.kit.interceptors import Call, metadata_value
 from services.kit.log import get_logger
 
 _log = get_logger(__name__)
 
+MAX_CALLS: Final = 4_096
+"""gRPC calls at once, watches of health included."""
+OTHER_CALLS: Final = 256
+"""On top of those, so that whoever is refused hears why."""
+IDLE_CONNECTION_MS: Final = 300_000
+"""A connection without a call for so long is closed."""
+
 _request_id: ContextVar[str] = ContextVar("nightshift_grpc_request_id")
 _caller: ContextVar[Caller] = ContextVar("nightshift_grpc_caller")
 
-Frame = TypeVar("Frame")
+Frame = TypeVar("Frame", bound=Message)
 
 
 class RequestInterceptor(interceptors.AroundInterceptor):
@@ -65,6 +73,36 @@ class RequestInterceptor(interceptors.AroundInterceptor):
         entry = self._SPAN.get(None)
         if entry is not None:
             entry[0].end()
+
+
+class ShareInterceptor(interceptors.AroundInterceptor):
+    """Bounds the calls of one address, those that need no key included."""
+
+    _HOLDER: Final[ContextVar[str]] = ContextVar("nightshift_grpc_share")
+
+    def __init__(self) -> None:
+        """Have no call running."""
+        super().__init__()
+        self._calls = Shares(MAX_CALLS)
+
+    async def enter(self, method: str, context: Call) -> None:
+        """Refuse a call of an address that has its share."""
+        holder = network_of(peer_address(context.peer()))
+        if not self._calls.may_take(holder):
+            raise RateLimitedError(
+                "There are too many calls from this address. Wait until one has ended.",
+                retry_after_seconds=1.0,
+            )
+        self._calls.take(holder)
+        self._HOLDER.set(holder)
+
+    async def leave(
+        self, method: str, context: Call, error: BaseException | None, seconds: float
+    ) -> None:
+        """Give the place back."""
+        holder = self._HOLDER.get(None)
+        if holder is not None:
+            self._calls.give_back(holder)
 
 
 class AuthInterceptor(interceptors.AroundInterceptor):
@@ -115,16 +153,21 @@ class Servicer:
         return replace(_caller.get(), idempotency_key=key)
 
 
-async def next_frame(requests: AsyncIterator[Frame]) -> Frame | None:
-    """Return the next frame that a client streams; None at the end.
+class Frames(Generic[Frame]):
+    """What a client streams, frame by frame."""
 
-    Raises:
-        InvalidRequestError: none came for too long.
-    """
-    try:
-        async with asyncio.timeout(IDLE_SECONDS):
-            return await anext(requests, None)
-    except TimeoutError:
-        raise InvalidRequestError(
-            f"Nothing was received for {IDLE_SECONDS:.0f} seconds; upload it again."
-        ) from None
+    def __init__(self, requests: AsyncIterator[Frame]) -> None:
+        """Read from `requests`."""
+        self._requests = requests
+        self._pace = Pace()
+
+    async def next(self) -> Frame | None:
+        """Return the next frame; None at the end.
+
+        Raises:
+            InvalidRequestError: nothing came for too long, or too little.
+        """
+        frame = await self._pace.wait(anext(self._requests, None))
+        if frame is not None:
+            self._pace.came(frame.ByteSize())
+        return frame

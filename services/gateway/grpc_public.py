@@ -18,10 +18,14 @@ from services.gateway import validate
 from services.gateway.context import Context
 from services.gateway.download import SEND_SECONDS, refuse_download
 from services.gateway.grpc_call import (
+    IDLE_CONNECTION_MS,
+    MAX_CALLS,
+    OTHER_CALLS,
     AuthInterceptor,
+    Frames,
     RequestInterceptor,
     Servicer,
-    next_frame,
+    ShareInterceptor,
 )
 from services.gateway.grpc_events import EventsServicer
 from services.gateway.grpc_uploads import UploadsServicer
@@ -75,10 +79,16 @@ async def start_public_server(context: Context, listen: str) -> rpc.RunningServe
         interceptors.TelemetryInterceptor(),
         RequestInterceptor(context),
         interceptors.ErrorsInterceptor(),
+        ShareInterceptor(),
         AuthInterceptor(context),
     ]
     return await rpc.start_server(
-        listen, services, around, setting="NIGHTSHIFT_GATEWAY_GRPC_LISTEN"
+        listen,
+        services,
+        around,
+        setting="NIGHTSHIFT_GATEWAY_GRPC_LISTEN",
+        most_calls=MAX_CALLS + OTHER_CALLS,
+        options=[("grpc.max_connection_idle_ms", IDLE_CONNECTION_MS)],
     )
 
 
@@ -90,14 +100,15 @@ class FilesServicer(Servicer, files_pb2_grpc.FilesServicer):
     ) -> files_pb2.UploadFileResponse:
         """See files.proto; a stream that breaks off is cancelled in the store too."""
         caller = self._keyed_caller(context)
-        first = await next_frame(request_iterator)
+        frames = Frames(request_iterator)
+        first = await frames.next()
         if first is None or not first.HasField("header"):
             raise InvalidRequestError("The first frame of an upload must be its header.")
         if not first.header.filename:
             raise InvalidRequestError("'file' needs a filename that is not empty.", param="file")
         async with self._store.upload(caller) as upload:
             await upload.write(first)
-            while (frame := await next_frame(request_iterator)) is not None:
+            while (frame := await frames.next()) is not None:
                 match frame.WhichOneof("frame"):
                     case "data" if len(frame.data) <= FRAME_BYTES:
                         await upload.write(frame)

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 from protos.nightshift.v1 import uploads_pb2, uploads_pb2_grpc
 from services.gateway import validate_uploads
-from services.gateway.grpc_call import Servicer, next_frame
+from services.gateway.grpc_call import Frames, Servicer
 from services.kit.errors import InvalidRequestError
 from services.kit.frames import FRAME_BYTES
 from services.kit.interceptors import Call
@@ -24,13 +24,14 @@ class UploadsServicer(Servicer, uploads_pb2_grpc.UploadsServicer):
         self, request_iterator: AsyncIterator[uploads_pb2.AddUploadPartRequest], context: Call
     ) -> uploads_pb2.AddUploadPartResponse:
         """See uploads.proto; a stream that breaks off is cancelled in the store too."""
-        first = await next_frame(request_iterator)
+        frames = Frames(request_iterator)
+        first = await frames.next()
         if first is None or not first.HasField("header"):
             raise InvalidRequestError("The first frame of a part must be its header.")
         validate_uploads.upload_id_of(first.header.upload_id)
         async with self._store.upload_part(self._caller()) as part:
             await part.write(first)
-            while (frame := await next_frame(request_iterator)) is not None:
+            while (frame := await frames.next()) is not None:
                 match frame.WhichOneof("frame"):
                     case "data" if len(frame.data) <= FRAME_BYTES:
                         await part.write(frame)

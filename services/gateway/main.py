@@ -15,7 +15,7 @@ from services.gateway.context import Context
 from services.gateway.grpc_public import start_public_server
 from services.gateway.keys import KeyAuth
 from services.gateway.limits import RequestLimiter
-from services.gateway.protocol import BoundedProtocol
+from services.gateway.protocol import Connections, protocol_of
 from services.gateway.settings import GatewaySettings
 from services.gateway.sites import Sites
 from services.kit import ids, rpc, service
@@ -130,7 +130,7 @@ async def _readiness(context: Context, public: rpc.RunningServer) -> AsyncIterat
 async def _http(context: Context, listener: socket.socket) -> AsyncIterator[uvicorn.Server]:
     config = uvicorn.Config(
         create_app(context),
-        http=BoundedProtocol,
+        http=protocol_of(Connections(service.raise_descriptor_limit())),
         ws="none",
         loop="none",
         lifespan="off",

@@ -296,6 +296,8 @@ async def start_server(
     interceptors: Sequence[grpc.aio.ServerInterceptor],
     *,
     setting: str = "the service's setting",
+    most_calls: int | None = None,
+    options: Sequence[tuple[str, Any]] = (),
 ) -> RunningServer:
     """Start a server with health and reflection beside `services`.
 
@@ -304,11 +306,17 @@ async def start_server(
         services: what it serves.
         interceptors: outermost first.
         setting: what names another address, for whoever reads the error.
+        most_calls: calls at once, above which others are refused with RESOURCE_EXHAUSTED.
+        options: of gRPC's core, beside those that all servers have.
 
     Raises:
         SettingsError: the port is taken, or the address is not this machine's.
     """
-    server = grpc.aio.server(options=_SERVER_OPTIONS, interceptors=list(interceptors))
+    server = grpc.aio.server(
+        options=[*_SERVER_OPTIONS, *options],
+        interceptors=list(interceptors),
+        maximum_concurrent_rpcs=most_calls,
+    )
     names = [reflection.SERVICE_NAME, health.SERVICE_NAME]
     for entry in services:
         entry.add(entry.servicer, server)

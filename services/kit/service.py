@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import resource
 import signal
 import sys
 from collections.abc import Awaitable, Callable
@@ -19,6 +20,7 @@ from services.kit.settings import SettingsError
 
 _log = log.get_logger(__name__)
 
+MOST_DESCRIPTORS: Final = 65_536
 DRAIN_SECONDS: Final = 10.0
 """Grace for calls that run when a service is told to stop."""
 
@@ -37,6 +39,7 @@ def run(service: str, serve: Callable[[asyncio.Event], Awaitable[None]]) -> NoRe
         log.configure(service, os.environ.get("NIGHTSHIFT_LOG_LEVEL", "INFO"))
     except ValueError as error:
         _refuse(service, str(error))
+    raise_descriptor_limit()
     flush_traces = telemetry.configure(service)
 
     async def main() -> None:
@@ -59,6 +62,19 @@ def run(service: str, serve: Callable[[asyncio.Event], Awaitable[None]]) -> NoRe
     finally:
         flush_traces()
     sys.exit(0)
+
+
+def raise_descriptor_limit() -> int:
+    """Raise this process's limit of open files as far as it may; return it.
+
+    The usual soft limit of 1,024 is there for programs that use `select`, which nothing here does.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        return wanted
+    return MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
 
 
 def _read_command_line(service: str) -> None:

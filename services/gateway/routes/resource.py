@@ -12,9 +12,9 @@ from starlette.routing import Route
 from services.gateway import validate
 from services.gateway.auth import Caller
 from services.gateway.callers import caller_address
-from services.gateway.clients import IDLE_SECONDS
 from services.gateway.context import Context
 from services.gateway.middleware import add_headers, note_caller, request_id_of
+from services.gateway.pace import Pace
 from services.kit.errors import (
     InvalidRequestError,
     TooLargeError,
@@ -100,22 +100,19 @@ async def body_chunks(request: Request) -> AsyncIterator[bytes]:
 
     Raises:
         UnsupportedMediaError: it is compressed.
-        InvalidRequestError: nothing came for too long.
+        InvalidRequestError: nothing came for too long, or too little.
         ClientDisconnect: the client went away.
     """
     refuse_encoded(request)
+    pace = Pace()
     more = True
     while more:
-        try:
-            async with asyncio.timeout(IDLE_SECONDS):
-                message = await request.receive()
-        except TimeoutError:
-            raise InvalidRequestError(
-                f"Nothing was received for {IDLE_SECONDS:.0f} seconds; send it again."
-            ) from None
+        message = await pace.wait(request.receive())
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
-        if chunk := message.get("body", b""):
+        chunk = message.get("body", b"")
+        pace.came(len(chunk))
+        if chunk:
             yield chunk
         more = message.get("more_body", False)
 

@@ -221,24 +221,3 @@ async def test_get_describes_the_file(http: httpx2.AsyncClient, store: ScriptedS
     assert described["expires_at"] == 1_800_000_000
     assert described["status"] == "processed"
     assert store.requests("GetFile") == [files_pb2.GetFileRequest(file_id=file.id)]
-
-
-async def test_transfers_at_once_are_bounded(
-    http: httpx2.AsyncClient, store: ScriptedStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("services.gateway.clients.MAX_STREAMS", 1)
-    store.add_file(CONTENT)
-    store.read_gate = asyncio.Event()
-    first = asyncio.create_task(http.get(PATH))
-    await eventually(lambda: store.reads_open() == 1)
-    second = await http.get(PATH)
-    assert second.status_code == 503
-    assert second.headers["retry-after"] == "1"
-    store.read_gate.set()
-    assert (await first).content == CONTENT
-
-    async def again() -> bool:
-        return (await http.get(PATH)).content == CONTENT
-
-    # The place is given back a moment after the last byte.
-    await eventually(again)
