@@ -7,9 +7,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Final, Self
+from typing import IO, Final, Self
 
 import httpx2
+import msgspec
 import openai
 from openai.types import Batch
 
@@ -17,8 +18,8 @@ from services.cli.client import REFUSED, fail
 from services.cli.outputs import Output
 from services.cli.progress import ENDED, PATIENCE_SECONDS
 
-# A result line may hold 32 MiB and what stands around it.
-_MOST_EVENT_BYTES: Final = 64 * 1024 * 1024
+# The longest result that a server may be set to take, and what stands around it.
+_MOST_EVENT_BYTES: Final = 1025 * 1024 * 1024
 _RETRY_SECONDS: Final = 0.2
 
 
@@ -58,7 +59,7 @@ class Writer:
     def line(self, text: str) -> None:
         """Write one line, at once where somebody may be looking."""
         target = self._output
-        if not _succeeded(json.loads(text)):
+        if not _succeeded(text):
             self.failed += 1
             if self._errors is None:
                 return
@@ -96,9 +97,19 @@ class Writer:
             file.keep()
 
 
-def _succeeded(line: dict[str, Any]) -> bool:
-    response = line["response"]
-    return response is not None and 200 <= response["status_code"] < 300
+class _Response(msgspec.Struct):
+    status_code: int
+
+
+class _Line(msgspec.Struct):
+    """What tells whether a request succeeded; a body may be long, and is read over."""
+
+    response: _Response | None
+
+
+def _succeeded(line: str) -> bool:
+    response = msgspec.json.decode(line, type=_Line).response
+    return response is not None and 200 <= response.status_code < 300
 
 
 def write_as_they_finish(client: openai.OpenAI, batch_id: str, writer: Writer) -> Batch:

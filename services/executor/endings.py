@@ -112,6 +112,13 @@ class Endings:
         if dropped:
             self._tasks.spawn(self._drop(dropped, reason))
 
+    def give_up(self, attempt: Attempt, trouble: str) -> None:
+        """Hand an attempt back that cannot be run here, and tell the store why."""
+        dropped = self._close([attempt])
+        if dropped:
+            _log.error("chunk_given_up", chunk=attempt.dispatch.chunk_id, error=trouble)
+            self._tasks.spawn(self._drop(dropped, Reason.DROP_REASON_UNSPECIFIED, trouble))
+
     def let_go(self, attempt: Attempt) -> None:
         """Hold a delivery no longer that the broker is about to give to somebody else."""
         attempt.closed = True
@@ -169,7 +176,9 @@ class Endings:
         self._leave(attempts)
         await asyncio.gather(*(self._give_back(attempt, 0.0) for attempt in attempts))
 
-    async def _drop(self, attempts: list[Attempt], reason: "Reason.ValueType") -> None:
+    async def _drop(
+        self, attempts: list[Attempt], reason: "Reason.ValueType", trouble: str = ""
+    ) -> None:
         names = [attempt.dispatch.chunk_id for attempt in attempts]
         label = Reason.Name(reason).removeprefix("DROP_REASON_").lower()
         # A batch that is sealed because all is done is no news.
@@ -181,7 +190,7 @@ class Endings:
             self._leave(attempts)
             return
         if reason != Reason.DROP_REASON_DONE:
-            await self._hand_back(attempts)
+            await self._hand_back(attempts, trouble)
         self._leave(attempts)
         await asyncio.gather(*(self._ack(attempt) for attempt in attempts))
 
@@ -206,12 +215,12 @@ class Endings:
             self._attempts.remove(attempt)
             attempt.span.end()
 
-    async def _hand_back(self, attempts: list[Attempt]) -> None:
+    async def _hand_back(self, attempts: list[Attempt], trouble: str = "") -> None:
         tokens = [attempt.token for attempt in attempts if attempt.token]
         if not tokens:
             return
         try:
-            await self._store.hand_back(tokens)
+            await self._store.hand_back(tokens, trouble)
         except CallFault as fault:
             _log.warning("hand_back_failed", error=str(from_rpc_error(fault)))
 

@@ -118,7 +118,9 @@ class Executor:
             chance=self._chance,
             on_durable=self._endings.finish,
             on_sealed=lambda one: self._drop([one], work_pb2.DROP_REASON_DONE),
-            on_refused=lambda one: self._drop([one], work_pb2.DROP_REASON_UNSPECIFIED),
+            on_refused=lambda one, why: self._endings.give_up(
+                one, f"the store does not take its results ({why})"
+            ),
         )
 
     def _make_runner(self) -> Runner:

@@ -101,7 +101,12 @@ async def serve(stopping: asyncio.Event) -> None:
             chance=random.random,
             on_ready=server.set_ready,
         )
-        _log.info("executor_started", executor=settings.name, pool=settings.pool_id)
+        _log.info(
+            "executor_started",
+            executor=settings.name,
+            incarnation=incarnation,
+            pool=settings.pool_id,
+        )
         ending = asyncio.create_task(
             end_in_time(stopping, settings.drain_seconds + LEAVING_SECONDS + 1.0)
         )

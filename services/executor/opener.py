@@ -17,7 +17,7 @@ from services.executor.store_client import Range, StoreClient, without_first
 from services.kit import telemetry
 from services.kit.bus import ACK_WAIT_SECONDS
 from services.kit.clock import Clock
-from services.kit.errors import UnavailableError, from_rpc_error
+from services.kit.errors import ConflictError, LostError, UnavailableError, from_rpc_error
 from services.kit.log import get_logger
 from services.kit.rpc import CallFault
 
@@ -28,6 +28,8 @@ OPEN_AT_ONCE: Final = 32
 FRAME_WAIT_SECONDS: Final = 60.0
 """A stream of lines that says nothing for this long is read anew."""
 READ_TRIES: Final = 5
+_KNOWN: Final = (UnavailableError, LostError, ConflictError)
+"""Faults of reading that the store knows of: it is away, or has closed the attempt."""
 STALE_SECONDS: Final = ACK_WAIT_SECONDS - 1
 """A delivery that waited this long to be opened is the broker's again."""
 
@@ -134,24 +136,33 @@ class Opener:
     async def _read(self, attempt: Attempt, ranges: list[Range]) -> None:
         """Read all lines, going on where a broken stream stopped."""
         backoff = Backoff(0.1, 2.0, self._chance)
-        error = "lines are missing"
+        error = ""
+        known = False
         for _ in range(READ_TRIES):
+            # Of a store that is away, or has dealt with the attempt, there is nothing to tell it.
+            error, known = "lines are missing", False
             try:
                 async for lines in self._stream(attempt, ranges):
                     ranges = without_first(ranges, lines)
             except CallFault as fault:
                 failure = from_rpc_error(fault)
-                error = str(failure)
+                error, known = str(failure), isinstance(failure, _KNOWN)
                 if not isinstance(failure, UnavailableError):
                     break
-            except (TimeoutError, ValueError) as fault:
-                error = str(fault) or "the stream is silent"
+            except TimeoutError:
+                error, known = "the stream is silent", True
+            except ValueError as fault:
+                error = str(fault)
             if attempt.closed or not ranges:
                 return
             await asyncio.sleep(backoff.next_seconds())
-        if not attempt.closed:
+        if attempt.closed:
+            return
+        if known:
             _log.warning("lines_not_read", chunk=attempt.dispatch.chunk_id, error=error)
             self._endings.drop([attempt], work_pb2.DROP_REASON_UNSPECIFIED)
+        else:
+            self._endings.give_up(attempt, f"its lines cannot be read ({error})")
 
     async def _stream(self, attempt: Attempt, ranges: list[Range]) -> AsyncIterator[int]:
         """Hand the lines of one stream on; yields how many there were in each frame.

@@ -9,13 +9,24 @@ import prometheus_client
 
 from protos.nightshift.v1 import work_pb2
 from services.executor.attempts import Attempt, Attempts
-from services.executor.engines.base import Usage
-from services.executor.results import Frame
+from services.executor.engines.base import NO_USAGE, Usage
+from services.executor.results import RESULT_FRAME_BYTES, Frame, error_instead
 from services.executor.retry import Backoff
 from services.executor.store_client import StoreClient
 from services.kit import failpoints
 from services.kit.clock import Clock
-from services.kit.errors import UnavailableError, from_rpc_error
+from services.kit.errors import (
+    AuthenticationError,
+    InvalidRequestError,
+    MethodNotAllowedError,
+    NightshiftError,
+    PermissionError_,
+    RateLimitedError,
+    TooLargeError,
+    UnavailableError,
+    from_rpc_error,
+)
+from services.kit.frames import FAILED_FLAG
 from services.kit.log import get_logger
 from services.kit.rpc import CallFault, StreamEnd
 
@@ -27,10 +38,25 @@ FLUSH_SECONDS: Final = 0.75
 """Age at which results of a slow engine are sent, however few they are."""
 FLUSH_TICK_SECONDS: Final = 0.2
 IDLE_SECONDS: Final = 60.0
-"""A stream on which nothing is acknowledged for this long is given up and opened anew."""
+"""A stream on which nothing moves for this long, in either direction, is opened anew."""
 MAX_REFUSALS: Final = 3
-"""After this many refusals of the stream at one frame its attempt is given up."""
+"""A frame that the store has refused so often is sent no more as it is; see `Frame.instead`."""
+MAX_FAULTS: Final = 10
+"""The same where the store says that the fault is its own, which may pass."""
+_OF_NO_FRAME: Final = (
+    UnavailableError,
+    RateLimitedError,
+    AuthenticationError,
+    PermissionError_,
+    MethodNotAllowedError,
+)
+"""What a stream ends with whatever is sent on it; the results wait."""
 
+_LINES = prometheus_client.Counter(
+    "nightshift_executor_lines_total", "Lines with a result, by outcome.", ["outcome"]
+)
+_COMPLETED = _LINES.labels("completed")
+_FAILED = _LINES.labels("failed")
 _FRAMES = prometheus_client.Counter(
     "nightshift_executor_frames_total", "Result frames acknowledged by the store."
 )
@@ -51,7 +77,7 @@ class Reporter:
         chance: Callable[[], float],
         on_durable: Callable[[Attempt], None],
         on_sealed: Callable[[Attempt], None],
-        on_refused: Callable[[Attempt], None],
+        on_refused: Callable[[Attempt, str], None],
     ) -> None:
         """Make a reporter that is not connected.
 
@@ -62,7 +88,8 @@ class Reporter:
             chance: random numbers in [0, 1), for jitter.
             on_durable: called when no result of an attempt waits any more.
             on_sealed: called when the attempt's batch takes no more results.
-            on_refused: called when the store does not take the attempt's results.
+            on_refused: called with the reason when the store takes not even an error as the result
+                of one of the attempt's lines.
         """
         self._store = store
         self._attempts = attempts
@@ -75,6 +102,7 @@ class Reporter:
         self._unacked: deque[Frame] = deque()
         self._work = asyncio.Event()
         self._stream = 0
+        self._patience: asyncio.Timeout | None = None
         self._pending_bytes = 0
         self._on_room: Callable[[], None] = lambda: None
 
@@ -88,21 +116,38 @@ class Reporter:
         self._on_room = call
 
     def add(self, attempt: Attempt, line: int, text: bytes, flags: int, usage: Usage) -> None:
-        """Take a result line; it is sent with others, or when it gets old."""
+        """Take a result line; it is sent with others, or when it gets old.
+
+        One that is longer than the store takes becomes an error.
+        """
+        most = self._store.max_result_bytes
+        if len(text) > most:
+            batch_id = attempt.dispatch.batch_id
+            _log.warning("result_too_large", batch=batch_id, line=line, bytes=len(text), most=most)
+            error = TooLargeError(f"A result may have at most {most} bytes.")
+            text, flags = error_instead(batch_id, line, text, error), FAILED_FLAG
+            # As of any line without an answer: a batch's usage is that of its files.
+            usage = NO_USAGE
+        (_FAILED if flags else _COMPLETED).inc()
         results = attempt.results
         if not results.fits(text):
             self.send(attempt)
         if not len(results):
             results.since = self._clock.monotonic()
         results.add(line, text, flags, usage)
+        if results.size > RESULT_FRAME_BYTES:
+            # It goes alone, and counts at once as what waits for the store.
+            self.send(attempt)
 
     def send(self, attempt: Attempt) -> None:
         """Send what the attempt has finished, without waiting for more."""
         if not len(attempt.results):
             return
-        frame = attempt.results.take(attempt)
-        attempt.unacked_frames += 1
-        attempt.quiet.clear()
+        self._put(attempt.results.take(attempt))
+
+    def _put(self, frame: Frame) -> None:
+        frame.attempt.unacked_frames += 1
+        frame.attempt.quiet.clear()
         self._pending_bytes += len(frame.payload)
         _PENDING.set(self._pending_bytes)
         self._unsent.append(frame)
@@ -133,12 +178,13 @@ class Reporter:
             while not self._unsent and not self._unacked:
                 self._work.clear()
                 await self._work.wait()
+            refusal: NightshiftError | None = None
             try:
                 await self._run_stream()
             except CallFault as fault:
                 error = from_rpc_error(fault)
-                if not isinstance(error, UnavailableError):
-                    self._refused(str(error))
+                if self._unacked and not isinstance(error, _OF_NO_FRAME):
+                    refusal = error
                 _log.warning("result_stream_failed", error=str(error))
             except TimeoutError:
                 _log.warning("result_stream_silent", frames=len(self._unacked))
@@ -146,6 +192,8 @@ class Reporter:
             self._stream += 1
             self._unsent.extendleft(reversed(self._unacked))
             self._unacked.clear()
+            if refusal is not None:
+                self._refused(self._unsent.popleft(), refusal)
             self._work.set()
             await asyncio.sleep(self._backoff.next_seconds())
 
@@ -154,7 +202,7 @@ class Reporter:
 
         Raises:
             CallFault: the store ended it with an error, or is away.
-            TimeoutError: nothing was acknowledged for `IDLE_SECONDS`.
+            TimeoutError: nothing moved for `IDLE_SECONDS`.
         """
         self._stream += 1
         call = self._store.append_results(self._messages(self._stream))
@@ -162,10 +210,8 @@ class Reporter:
         answers = aiter(call)
         try:
             while True:
-                limit = asyncio.get_running_loop().time() + IDLE_SECONDS
                 try:
-                    async with asyncio.timeout_at(limit):
-                        answer = await anext(answers, None)
+                    answer = await self._next(answers)
                 except TimeoutError:
                     if not self._unacked and not self._unsent:
                         return
@@ -179,6 +225,16 @@ class Reporter:
         finally:
             # Leaving the loop alone would leave the call open.
             call.cancel()
+
+    async def _next(
+        self, answers: AsyncIterator[work_pb2.AppendResultsResponse]
+    ) -> work_pb2.AppendResultsResponse | None:
+        async with asyncio.timeout(IDLE_SECONDS) as patience:
+            self._patience = patience
+            try:
+                return await anext(answers, None)
+            finally:
+                self._patience = None
 
     async def _messages(self, stream: int) -> AsyncIterator[work_pb2.AppendResultsRequest]:
         number = 0
@@ -194,7 +250,13 @@ class Reporter:
             self._unacked.append(frame)
             for message in frame.messages():
                 yield message
+                self._moved()
             failpoints.after("results.send")
+
+    def _moved(self) -> None:
+        """The store took a message: a long frame may be long under way to its acknowledgement."""
+        if self._patience is not None and not self._patience.expired():
+            self._patience.reschedule(asyncio.get_running_loop().time() + IDLE_SECONDS)
 
     def _acknowledged(self, answer: work_pb2.AppendResultsResponse) -> None:
         self._backoff.reset()
@@ -224,20 +286,24 @@ class Reporter:
         if was_full and not self.full:
             self._on_room()
 
-    def _refused(self, reason: str) -> None:
-        """Count an error of the store against the frame that it came at."""
-        if not self._unacked:
+    def _refused(self, frame: Frame, error: NightshiftError) -> None:
+        """Send a frame again that the stream broke at, after the others; in the end, an error."""
+        frame.failures += 1
+        most = MAX_REFUSALS if isinstance(error, InvalidRequestError) else MAX_FAULTS
+        attempt = frame.attempt
+        if frame.failures < most and not attempt.closed:
+            self._unsent.append(frame)
             return
-        head = self._unacked[0]
-        head.failures += 1
-        if head.failures < MAX_REFUSALS:
-            return
-        _log.error("results_refused", chunk=head.attempt.dispatch.chunk_id, error=reason)
-        # Ended first: what is dropped now must not count as durable.
-        self._on_refused(head.attempt)
-        frames = [*self._unacked, *self._unsent]
-        mine = [frame for frame in frames if frame.attempt is head.attempt]
-        self._unacked = deque(one for one in self._unacked if one.attempt is not head.attempt)
-        self._unsent = deque(one for one in self._unsent if one.attempt is not head.attempt)
-        for frame in mine:
-            self._settled(frame)
+        _log.error(
+            "results_refused",
+            chunk=attempt.dispatch.chunk_id,
+            lines=frame.lines,
+            error=error.message,
+        )
+        instead = frame.instead(error)
+        if not instead:
+            # Ended first: what is dropped now must not count as durable.
+            self._on_refused(attempt, error.message)
+        for each in instead:
+            self._put(each)
+        self._settled(frame)

@@ -42,11 +42,6 @@ STEP_SECONDS: Final = 0.5
 ABORT_SECONDS: Final = 5.0
 """Bound on waiting for an engine to let aborted lines go; the watchdog sees to the rest."""
 
-_LINES = prometheus_client.Counter(
-    "nightshift_executor_lines_total", "Lines with a result, by outcome.", ["outcome"]
-)
-_COMPLETED = _LINES.labels("completed")
-_FAILED = _LINES.labels("failed")
 _RETRIES = prometheus_client.Counter(
     "nightshift_executor_retries_total", "Lines that run again after an engine's answer."
 )
@@ -343,7 +338,6 @@ class Runner:
         self._finish(attempt, line, text, flags, response.usage)
 
     def _finish(self, attempt: Attempt, line: Line, text: bytes, flags: int, usage: Usage) -> None:
-        (_FAILED if flags else _COMPLETED).inc()
         self.answered += 1
         self._attempts.finished(attempt, 1)
         self._reporter.add(attempt, line.number, text, flags, usage)

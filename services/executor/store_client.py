@@ -1,7 +1,7 @@
 """What an executor asks of the store."""
 
 from collections.abc import AsyncIterator, Iterable
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from protos.nightshift.v1 import common_pb2, work_pb2, work_pb2_grpc
 from services.kit import failpoints, rpc
@@ -10,6 +10,9 @@ Range = tuple[int, int]
 """First line and number of lines."""
 Marks = list[tuple[str, list[Range]]]
 """Tokens of attempts, each with lines that are, or were, in the engine."""
+
+_UNTOLD_RESULT_BYTES: Final = 32 * 1024 * 1024
+"""Longest result line for a store that names none, such as one of an earlier version."""
 
 Answer_co = TypeVar("Answer_co", covariant=True)
 
@@ -37,6 +40,8 @@ class StoreClient:
         self._secret = secret
         self.executor_id = executor_id
         self.incarnation = incarnation
+        self.max_result_bytes = _UNTOLD_RESULT_BYTES
+        """Longest result line that the store takes, as it said when this executor registered."""
 
     def _metadata(self) -> tuple[tuple[str, str], ...]:
         return rpc.metadata(self._secret)
@@ -52,7 +57,7 @@ class StoreClient:
     ) -> None:
         """Present itself; attempts of an earlier life are handed back by it."""
         with failpoints.around("store.register"):
-            await self._stub.RegisterExecutor(
+            answer = await self._stub.RegisterExecutor(
                 work_pb2.RegisterExecutorRequest(
                     executor_id=self.executor_id,
                     incarnation=self.incarnation,
@@ -64,6 +69,7 @@ class StoreClient:
                 ),
                 metadata=self._metadata(),
             )
+            self.max_result_bytes = answer.max_result_bytes or _UNTOLD_RESULT_BYTES
 
     async def open_attempt(
         self, chunk_id: str, dispatch: int, num_delivered: int
@@ -104,11 +110,13 @@ class StoreClient:
                 metadata=self._metadata(),
             )
 
-    async def hand_back(self, tokens: Iterable[str]) -> None:
-        """End attempts without finishing them."""
+    async def hand_back(self, tokens: Iterable[str], trouble: str = "") -> None:
+        """End attempts without finishing them; `trouble` says why they cannot be run here."""
         with failpoints.around("store.hand_back"):
             await self._stub.HandBack(
-                work_pb2.HandBackRequest(executor_id=self.executor_id, tokens=tokens),
+                work_pb2.HandBackRequest(
+                    executor_id=self.executor_id, tokens=tokens, trouble=trouble
+                ),
                 metadata=self._metadata(),
             )
 

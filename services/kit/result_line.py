@@ -15,6 +15,8 @@ BATCH_CANCELLED: Final = "batch_cancelled"
 REQUEST_TIMEOUT: Final = "request_timeout"
 ENGINE_FAILURE: Final = "engine_failure"
 RESULT_LOST: Final = "result_lost"
+RESULT_TOO_LARGE: Final = "result_too_large"
+RESULT_REFUSED: Final = "result_refused"
 
 MESSAGES: Final = {
     BATCH_EXPIRED: ("This request could not be executed before the completion window expired."),
@@ -30,8 +32,17 @@ MESSAGES: Final = {
     RESULT_LOST: (
         "This request ran, but its result was lost from the server's storage. Send it again."
     ),
+    RESULT_TOO_LARGE: (
+        "This request ran, but its result has {size} bytes. {reason} Ask for less in one request, "
+        "such as fewer inputs or no log probabilities, or have the operator raise "
+        "NIGHTSHIFT_STORE_MAX_RESULT_BYTES."
+    ),
+    RESULT_REFUSED: (
+        "This request ran, but the store did not take its result. {reason} Send it again, or show "
+        "this to the operator."
+    ),
 }
-"""The sentence for each code of a line without a response."""
+"""The sentence for each code of a line without a response; some have places for details."""
 
 _ANSWERED: Final = (
     b'{"id":"batch_req_%b","custom_id":%b,'
@@ -95,22 +106,34 @@ def success_or_error_line(
     )
 
 
-def no_response_line(batch_id: str, line: int, custom_id_json: bytes | None, code: str) -> bytes:
+def no_response_line(
+    batch_id: str, line: int, custom_id_json: bytes | None, code: str, **details: object
+) -> bytes:
     """The line of a request without an answer. `code` is one of `MESSAGES`; KeyError otherwise.
 
-    Without a custom id, since the input was lost, the message says which request it is.
+    `details` fill the places in its sentence. Without a custom id, since the input was lost, the
+    message says which request it is.
     """
-    message = MESSAGES[code]
+    message = MESSAGES[code].format(**details)
     if custom_id_json is None:
         message = f"{_UNNAMED.format(number=line + 1)} {message}"
     return _UNANSWERED % (
         request_id_hex(batch_id, line).encode(),
         b"null" if custom_id_json is None else one_line(custom_id_json),
         code.encode(),
-        orjson.dumps(message),
+        one_line(orjson.dumps(message)),
     )
 
 
+def custom_id_of(line: bytes) -> bytes:
+    """The custom id of a line that these functions wrote, as the JSON that stands there."""
+    start = line.index(_CUSTOM_ID) + len(_CUSTOM_ID)
+    # No quote of a string stands bare, so that this cannot be part of the id.
+    return line[start : line.index(_RESPONSE, start)]
+
+
+_CUSTOM_ID: Final = b',"custom_id":'
+_RESPONSE: Final = b',"response":'
 _UNNAMED: Final = (
     "Request {number} of the input file (the first is 1, empty lines do not count), whose "
     "custom_id was lost from the server's storage."

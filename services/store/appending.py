@@ -1,42 +1,37 @@
-"""Receives result frames: assembled, made durable in groups, acknowledged in order."""
+"""Receives result frames: made durable in groups, acknowledged in order.
+
+A result that is longer than a message comes in pieces, which go to its blob as they come: memory is
+that of a piece, and of what the blob's place takes to write one.
+"""
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from typing import Any, Final
 
 from protos.nightshift.v1 import work_pb2
-from services.kit.errors import InvalidRequestError, TooLargeError
-from services.kit.frames import FRAME_BYTES
+from services.kit.errors import InvalidRequestError, UnavailableError
 from services.kit.ids import ProjectId
 from services.store import attempts_repo, blobs_repo, receiving, results_repo
 from services.store.attempts_repo import Ticket
+from services.store.blobs.base import Content
 from services.store.context import Context
-from services.store.results_repo import Frame, Recorded
+from services.store.results_repo import Frame, LongResult, Recorded
 
-Requests = AsyncIterator[work_pb2.AppendResultsRequest]
+Request = work_pb2.AppendResultsRequest
+Requests = AsyncIterator[Request]
 Answer = work_pb2.AppendResultsResponse
 
 FRAMES_IN_FLIGHT: Final = 16
 """Frames of one stream that may wait for their commit."""
 BYTES_IN_FLIGHT: Final = 32 * 1024 * 1024
-"""Payload bytes of all streams that may wait for their commit, one frame above it at most."""
+"""Payload bytes of all streams that may wait for their commit."""
+LONG_AT_ONCE: Final = 4
+"""Results in pieces that are received at a time, of all streams. A bucket takes 13 MiB for each."""
 IDLE_SECONDS: Final = 60.0
 """A stream on which nothing comes for this long is ended."""
-_SLACK_BYTES: Final = 2 * FRAME_BYTES
-"""What a result line may have around the longest body."""
 _TICKETS: Final = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class _Assembled:
-    """A whole frame as it came."""
-
-    token: str
-    number: int
-    records: bytes
-    payload: bytes
 
 
 class _Budget:
@@ -69,8 +64,12 @@ class _Incoming:
         self._draining = draining
         self._waits_between: asyncio.Timeout | None = None
 
-    async def next(self, *, between: bool) -> work_pb2.AppendResultsRequest | None:
-        """Return the next request; `between` frames the end of the stream may be ours."""
+    async def next(self, *, between: bool) -> Request | None:
+        """Return the next request; `between` frames the end of the stream may be ours.
+
+        Raises:
+            UnavailableError: nothing came for too long, inside a frame.
+        """
         if between and self._draining.is_set():
             return None
         try:
@@ -80,10 +79,34 @@ class _Incoming:
         except StopAsyncIteration:
             return None
         except TimeoutError:
+            if not between:
+                raise UnavailableError("A result stopped on its way; send it again.") from None
             # Ended in order: who has more to say opens the stream again.
             return None
         finally:
             self._waits_between = None
+
+    async def pieces(self, first: Request, result: LongResult) -> AsyncGenerator[bytes, None]:
+        """Yield the payload of a frame that begins with `first`.
+
+        Raises:
+            InvalidRequestError: it is cut off, or does not fit.
+            UnavailableError: nothing more of it came for too long.
+        """
+        request = first
+        while True:
+            result.check(request.payload, more=request.more)
+            yield request.payload
+            if not request.more:
+                return
+            following = await self.next(between=False)
+            if following is None:
+                raise InvalidRequestError("The stream ended inside a frame.")
+            if (following.token, following.frame) != (first.token, first.frame) or (
+                following.records
+            ):
+                raise InvalidRequestError("A frame was cut off by the next one.")
+            request = following
 
     async def end_with_store(self) -> None:
         """Have `next` return when the store drains; what comes after that goes to another."""
@@ -99,8 +122,9 @@ class Appender:
         """Record into the store of `context`."""
         self._context = context
         self._lease_ms = int(context.settings.lease_seconds * 1000)
-        self._most = context.settings.max_line_bytes * 2 + _SLACK_BYTES
+        self._most = context.settings.max_result_bytes
         self._budget = _Budget(BYTES_IN_FLIGHT)
+        self._long = asyncio.Semaphore(LONG_AT_ONCE)
         self._tickets: OrderedDict[str, Ticket] = OrderedDict()
 
     async def answers(self, requests: Requests) -> AsyncIterator[Answer]:
@@ -108,6 +132,7 @@ class Appender:
 
         Raises:
             InvalidRequestError: a frame does not fit; those before it are recorded.
+            TooLargeError: a result is too long; likewise.
             UnavailableError: the store cannot record now; send what is unacknowledged again.
         """
         waiting: asyncio.Queue[asyncio.Task[Answer] | None] = asyncio.Queue(FRAMES_IN_FLIGHT)
@@ -129,68 +154,62 @@ class Appender:
         incoming = _Incoming(requests, self._context.draining)
         ending = asyncio.create_task(incoming.end_with_store())
         try:
-            async for frame in self._assemble(incoming):
-                await self._budget.take(len(frame.payload))
-                await waiting.put(self._begin(frame))
+            while (request := await incoming.next(between=True)) is not None:
+                if request.more:
+                    await waiting.put(await self._begin_long(request, incoming))
+                else:
+                    await self._budget.take(len(request.payload))
+                    await waiting.put(self._begin(request))
         finally:
             ending.cancel()
             # What was read is still answered; the reader's own failure comes after it.
             await waiting.put(None)
 
-    async def _assemble(self, incoming: _Incoming) -> AsyncIterator[_Assembled]:
-        first: work_pb2.AppendResultsRequest | None = None
-        pieces: list[bytes] = []
-        size = 0
-        while (request := await incoming.next(between=first is None)) is not None:
-            if first is None:
-                first = request
-            elif (request.token, request.frame) != (first.token, first.frame) or request.records:
-                raise InvalidRequestError("A frame was cut off by the next one.")
-            pieces.append(request.payload)
-            size += len(request.payload)
-            if size > self._most:
-                raise TooLargeError(f"A frame has more than {self._most} bytes.")
-            if request.more:
-                continue
-            payload = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-            yield _Assembled(first.token, first.frame, first.records, payload)
-            first, pieces, size = None, [], 0
-        if first is not None:
-            raise InvalidRequestError("The stream ended inside a frame.")
-
-    def _begin(self, frame: _Assembled) -> "asyncio.Task[Answer]":
-        task = asyncio.create_task(self._append(frame))
+    def _begin(self, request: Request) -> "asyncio.Task[Answer]":
+        task = asyncio.create_task(self._append(request))
 
         def ended(_task: object) -> None:
             # Not by the task itself: one that is cancelled before it begins never runs.
-            self._budget.give(len(frame.payload))
+            self._budget.give(len(request.payload))
 
         task.add_done_callback(ended)
         return task
 
-    async def _append(self, frame: _Assembled) -> Answer:
-        recorded = await self._record(frame)
-        return Answer(frame=frame.number, accepted=recorded.accepted, sealed=recorded.sealed)
-
-    async def _record(self, frame: _Assembled) -> Recorded:
-        records = results_repo.parse(frame.records, frame.payload)
-        ticket = await self.ticket(frame.token)
+    async def _append(self, request: Request) -> Answer:
+        records = results_repo.parse(request.records, request.payload, self._most)
+        ticket = await self.ticket(request.token)
         if ticket is None:
-            return Recorded(sealed=True)
+            return Answer(frame=request.frame, sealed=True)
+        payload: bytes | None = request.payload
         blob = None
-        if len(frame.payload) >= results_repo.INLINE_BYTES:
-            blob = await self._put(ticket, frame.payload)
-        whole = Frame(
-            ticket=ticket, records=records, payload=None if blob else frame.payload, blob=blob
-        )
-        try:
-            return await self.record(whole)
-        except BaseException:
-            if blob is not None:
-                receiving.give_up(self._context, [blob])
-            raise
+        if len(request.payload) >= results_repo.INLINE_BYTES:
+            payload, blob = None, await self._put(ticket, request.payload)
+        frame = Frame(ticket=ticket, records=records, payload=payload, blob=blob)
+        return await self._record(request.frame, frame)
 
-    async def _put(self, ticket: Ticket, payload: bytes) -> str:
+    async def _begin_long(self, first: Request, incoming: _Incoming) -> "asyncio.Task[Answer]":
+        """Receive a frame in pieces; the task records it."""
+        result = LongResult(first.records, self._most)
+        ticket = await self.ticket(first.token)
+        async with self._long, aclosing(incoming.pieces(first, result)) as pieces:
+            if ticket is None:
+                async for _ in pieces:
+                    pass
+                return asyncio.create_task(_sealed(first.frame))
+            blob = await self._put(ticket, pieces)
+        frame = Frame(ticket=ticket, records=result.records, payload=None, blob=blob)
+        return asyncio.create_task(self._record(first.frame, frame))
+
+    async def _record(self, number: int, frame: Frame) -> Answer:
+        try:
+            recorded = await self.record(frame)
+        except BaseException:
+            if frame.blob is not None:
+                receiving.give_up(self._context, [frame.blob])
+            raise
+        return Answer(frame=number, accepted=recorded.accepted, sealed=recorded.sealed)
+
+    async def _put(self, ticket: Ticket, payload: Content) -> str:
         project_id = ProjectId(ticket.project_id)
         name = self._context.blob_name(project_id, "segment")
         now_ms = self._context.now_ms()
@@ -236,6 +255,10 @@ class Appender:
         self._tickets[ticket.token] = ticket
         if len(self._tickets) > _TICKETS:
             self._tickets.popitem(last=False)
+
+
+async def _sealed(number: int) -> Answer:
+    return Answer(frame=number, sealed=True)
 
 
 def _abandon(task: "asyncio.Task[Any]") -> None:

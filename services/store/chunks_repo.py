@@ -97,8 +97,13 @@ def finish(connection: sa.Connection, chunk_id: str) -> None:
     connection.execute(_FINISH, {"of_chunk": chunk_id})
 
 
-def give_up(connection: sa.Connection, chunk_id: str, dispatch: int) -> None:
-    """End the lease of a chunk's dispatch, so that the next reconcile hands it out again."""
+def give_up(
+    connection: sa.Connection, chunk_id: str, dispatch: int, until_ms: int = GIVEN_UP
+) -> None:
+    """End the lease of a chunk's dispatch, so that the next reconcile hands it out again.
+
+    With `until_ms`, the first one after that time does.
+    """
     connection.execute(
         chunks.update()
         .where(
@@ -107,7 +112,7 @@ def give_up(connection: sa.Connection, chunk_id: str, dispatch: int) -> None:
             chunks.c.state == OUT,
             chunks.c.lease_until_ms.is_not(None),
         )
-        .values(lease_until_ms=GIVEN_UP)
+        .values(lease_until_ms=until_ms)
     )
 
 

@@ -2,18 +2,25 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Final
 
 import sqlalchemy as sa
 
 from protos.nightshift.v1 import dispatch_pb2
+from services.kit.errors import ConflictError
 from services.kit.ids import DEFAULT_PROJECT, IdGenerator
 from services.kit.log import get_logger
 from services.store import attempts_repo, chunks_repo, models_repo, outbox, quarantine
 from services.store.attempts_repo import Outcome
+from services.store.database_time import FAR_MS, GIVEN_UP
+from services.store.domain.patience import fault_wait_ms
 from services.store.domain.results import Range, count_lines
-from services.store.models import executors
+from services.store.domain.state import BatchStatus
+from services.store.models import batches, executors
 
 _log = get_logger(__name__)
+
+_TROUBLE_LENGTH: Final = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,13 +82,72 @@ def register(
     outbox.emit(connection, event, DEFAULT_PROJECT, now_ms)
 
 
+def require_latest(connection: sa.Connection, executor_id: str, incarnation: str) -> None:
+    """See that no later process has taken the executor's name: two would undo each other's work.
+
+    The later one works on. Incarnations are ordered by the time at which they began.
+
+    Raises:
+        ConflictError: one has.
+    """
+    latest = connection.scalar(_INCARNATION, {"executor_id": executor_id})
+    if latest is None or latest <= incarnation:
+        return
+    _log.error("executor_name_taken", executor=executor_id, earlier=incarnation, later=latest)
+    raise ConflictError(
+        f"A later process (incarnation {latest}) has registered under the name of this executor, "
+        f"{executor_id} (incarnation {incarnation}), which gets no more work. Give each executor a "
+        "NIGHTSHIFT_EXECUTOR_NAME of its own, and start it again."
+    )
+
+
+_INCARNATION: Final = sa.select(executors.c.incarnation).where(
+    executors.c.id == sa.bindparam("executor_id")
+)
+
+
 def hand_back(
-    connection: sa.Connection, executor_id: str, tokens: Sequence[str], *, now_ms: int
+    connection: sa.Connection,
+    executor_id: str,
+    tokens: Sequence[str],
+    *,
+    now_ms: int,
+    trouble: str = "",
 ) -> None:
-    """Close attempts that an executor gives up; nobody is suspected for it."""
+    """Close attempts that an executor gives up; nobody is suspected for it.
+
+    With `trouble` the same would happen again: each next dispatch of the chunk waits longer, up to
+    a minute, and the batch says why.
+    """
     for row in attempts_repo.open_by_token(connection, executor_id, tokens):
         attempts_repo.close(connection, [row.token], Outcome.HANDED_BACK, now_ms)
-        chunks_repo.give_up(connection, row.chunk_id, row.dispatch)
+        until_ms = GIVEN_UP
+        if trouble:
+            until_ms = now_ms + min(fault_wait_ms(row.dispatch), FAR_MS)
+            _tell(connection, row, trouble[:_TROUBLE_LENGTH])
+        chunks_repo.give_up(connection, row.chunk_id, row.dispatch, until_ms)
+
+
+def _tell(connection: sa.Connection, attempt: sa.Row[Any], trouble: str) -> None:
+    _log.error(
+        "chunk_cannot_be_run",
+        batch=attempt.batch_id,
+        chunk=attempt.chunk_id,
+        executor=attempt.executor_id,
+        error=trouble,
+    )
+    connection.execute(
+        batches.update()
+        .where(
+            batches.c.id == attempt.batch_id,
+            batches.c.status == BatchStatus.IN_PROGRESS.value,
+            batches.c.sealed_ms.is_(None),
+        )
+        .values(
+            fault=f"some of its requests cannot be run right now: {trouble}. They are tried again, "
+            "at least each minute, until its expires_at; the operator finds more in the log"
+        )
+    )
 
 
 def report_death(

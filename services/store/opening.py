@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from protos.nightshift.v1 import work_pb2
 from services.kit.errors import ConflictError
 from services.kit.ids import IdGenerator
-from services.store import attempts_repo, chunks_repo, quarantine, results_repo
+from services.store import attempts_repo, chunks_repo, executors_repo, quarantine, results_repo
 from services.store.attempts_repo import Outcome, Ticket
 from services.store.domain.results import Range
 from services.store.domain.state import BatchStatus
@@ -80,7 +80,11 @@ def open_attempt(
     engine of one that fell silent is put apart. But where it may have come again because the store
     was away, the attempt goes on for as long as it beats; and so it does where the broker forgot
     that it had delivered the message, and delivers it as if it had not.
+
+    Raises:
+        ConflictError: a later process has taken the executor's name.
     """
+    executors_repo.require_latest(connection, delivery.executor_id, delivery.incarnation)
     batch = connection.execute(_BATCH_OF_CHUNK, {"chunk_id": delivery.chunk_id}).first()
     if batch is None:
         return Gone(reason="ended")

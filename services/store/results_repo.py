@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 import sqlalchemy as sa
 
-from services.kit.errors import InvalidRequestError
+from services.kit.errors import InvalidRequestError, TooLargeError
 from services.kit.frames import RESULT_RECORD
 from services.store import attempts_repo, blobs_repo, chunks_repo
 from services.store.domain import results
@@ -49,21 +49,61 @@ class Recorded:
     finished: bool = False
 
 
-def parse(records: bytes, payload: bytes) -> Records:
+def parse(records: bytes, payload: bytes, most_bytes: int) -> Records:
     """Return the records of a frame, checked against its payload.
 
     Raises:
         InvalidRequestError: a record points outside the payload or at something that is no line.
+        TooLargeError: a line has more than `most_bytes`.
     """
-    if len(records) % RESULT_RECORD.itemsize:
-        raise InvalidRequestError("The records of this frame are cut off.")
-    rows = np.frombuffer(records, RESULT_RECORD)
+    rows = _rows(records, most_bytes)
     ends = rows["offset"].astype(np.int64) + rows["length"]
     if not len(rows) or int(rows["length"].min()) < 1 or int(ends.max()) > len(payload):
         raise InvalidRequestError("A record of this frame points outside its payload.")
     if not (np.frombuffer(payload, np.uint8)[ends - 1] == _LINE_END).all():
-        raise InvalidRequestError("A result of this frame does not end with a line feed.")
+        raise _no_line_end()
     return rows
+
+
+class LongResult:
+    """A frame whose payload comes in pieces; it holds one result line and nothing else."""
+
+    def __init__(self, records: bytes, most_bytes: int) -> None:
+        """Begin before the first piece.
+
+        Raises:
+            InvalidRequestError: it has not one record, which begins at 0.
+            TooLargeError: the line has more than `most_bytes`.
+        """
+        self.records = _rows(records, most_bytes)
+        if len(self.records) != 1 or int(self.records["offset"][0]):
+            raise InvalidRequestError("A frame in pieces must hold one result line.")
+        self._left = int(self.records["length"][0])
+
+    def check(self, piece: bytes, *, more: bool) -> None:
+        """Check the next piece.
+
+        Raises:
+            InvalidRequestError: the line ends before or after its end, or without a line feed.
+        """
+        self._left -= len(piece)
+        if self._left < 0 or (not more and self._left):
+            raise InvalidRequestError("The record of this frame does not fit its payload.")
+        if not more and not piece.endswith(b"\n"):
+            raise _no_line_end()
+
+
+def _rows(records: bytes, most_bytes: int) -> Records:
+    if len(records) % RESULT_RECORD.itemsize:
+        raise InvalidRequestError("The records of this frame are cut off.")
+    rows = np.frombuffer(records, RESULT_RECORD)
+    if int(rows["length"].max(initial=0)) > most_bytes:
+        raise TooLargeError(f"A result may have at most {most_bytes} bytes.")
+    return rows
+
+
+def _no_line_end() -> InvalidRequestError:
+    return InvalidRequestError("A result of this frame does not end with a line feed.")
 
 
 _BATCH: Final = (

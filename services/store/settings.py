@@ -41,6 +41,9 @@ class StoreSettings(BusSettings):
     max_file_bytes: int = Field(512 * MIB, gt=0)
     max_upload_bytes: int = Field(8 * 1024 * MIB, gt=0)
     max_line_bytes: int = Field(16 * MIB, gt=0)
+    #: Longest result line; a longer one becomes an error of its request. Executors learn it when
+    #: they register. An error line always fits.
+    max_result_bytes: int = Field(256 * MIB, ge=64 * 1024, le=1024 * MIB)
     max_reported_errors: int = Field(100, gt=0)
     lease_seconds: float = Field(15.0, gt=0)
     max_attempts: int = Field(3, gt=0)

@@ -219,7 +219,9 @@ class WorkServicer(work_pb2_grpc.WorkServicer):
             ),
         )
         self._wake()
-        return work_pb2.RegisterExecutorResponse(lease_ms=self._lease_ms)
+        return work_pb2.RegisterExecutorResponse(
+            lease_ms=self._lease_ms, max_result_bytes=self._context.settings.max_result_bytes
+        )
 
     async def OpenAttempt(
         self, request: work_pb2.OpenAttemptRequest, context: _Context
@@ -329,7 +331,11 @@ class WorkServicer(work_pb2_grpc.WorkServicer):
         await self._context.db.write(
             "attempt.hand_back",
             lambda connection: executors_repo.hand_back(
-                connection, request.executor_id, tokens, now_ms=self._context.now_ms()
+                connection,
+                request.executor_id,
+                tokens,
+                now_ms=self._context.now_ms(),
+                trouble=request.trouble,
             ),
         )
         self._wake()

@@ -19,6 +19,7 @@ MODELS = ("simulated", "poison", "stuck")
 NOBODY = "nobody"
 """A model that is known and has no executor."""
 MAX_LINE_BYTES = 4 << 20
+MAX_RESULT_BYTES = 40 << 20
 MAX_BATCH_FILE_BYTES = 24 << 20
 MAX_FILE_BYTES = 28 << 20
 """Far below the defaults, so that what lies past them is quickly made."""
@@ -33,6 +34,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
         "NIGHTSHIFT_EXECUTOR_LINE_TIMEOUT_SECONDS": str(LINE_TIMEOUT_SECONDS),
         "NIGHTSHIFT_EXECUTOR_STALL_SECONDS": str(STALL_SECONDS),
         "NIGHTSHIFT_STORE_MAX_LINE_BYTES": str(MAX_LINE_BYTES),
+        "NIGHTSHIFT_STORE_MAX_RESULT_BYTES": str(MAX_RESULT_BYTES),
         "NIGHTSHIFT_STORE_MAX_BATCH_FILE_BYTES": str(MAX_BATCH_FILE_BYTES),
         "NIGHTSHIFT_STORE_MAX_FILE_BYTES": str(MAX_FILE_BYTES),
         # Receivers of webhooks listen on this machine.

@@ -15,7 +15,7 @@ from openai.types import Batch, Completion, CreateEmbeddingResponse
 from openai.types.responses import Response
 from pydantic import BaseModel
 
-from tests.contract.conftest import MAX_LINE_BYTES, NOBODY
+from tests.contract.conftest import MAX_LINE_BYTES, MAX_RESULT_BYTES, NOBODY
 from tests.kit.batches import (
     COMPLETIONS,
     EMBEDDINGS,
@@ -132,6 +132,22 @@ def line_of(size: int) -> bytes:
     line = jsonl([chat("long", "w" * (size - len(empty)))]).rstrip(b"\n")
     assert len(line) == size
     return line
+
+
+async def test_a_result_far_above_an_input_line_and_one_above_its_limit(
+    openai_client: AsyncOpenAI,
+) -> None:
+    client = openai_client
+    sizes = {"small": 10, "large": 36 << 20, "too-large": MAX_RESULT_BYTES, "last": 10}
+    lines = [chat(name, x_simulate={"output_bytes": size}) for name, size in sizes.items()]
+    found = await outcome(client, await ended(client, await submit(client, lines)), list(sizes))
+    assert found.counts == (4, 3, 1)
+    assert {name: len(text) for name, text in found.answers().items()} == {
+        name: size for name, size in sizes.items() if name != "too-large"
+    }
+    (error,) = [line["error"] for line in found.errors]
+    assert error["code"] == "result_too_large"
+    assert f"at most {MAX_RESULT_BYTES} bytes" in error["message"]
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b""], ids=["lf", "crlf", "open"])

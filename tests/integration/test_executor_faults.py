@@ -9,11 +9,12 @@ import pytest
 from nats.aio.msg import Msg
 
 from protos.nightshift.v1 import dispatch_pb2, work_pb2
-from services.executor import endings, keeper, opener
+from services.executor import endings, keeper, opener, reporter
 from services.executor import executor as executors
 from services.executor.engines.base import Answer, EngineRequest
 from services.executor.engines.simulated import SimulatedEngine
 from services.executor.engines.started_log import StartedFile
+from services.kit.errors import InvalidRequestError
 from services.kit.subjects import event_subject
 from tests.kit.eventually import eventually
 from tests.kit.executor_fleet import POOL, Fleet, fleet, lines
@@ -337,3 +338,61 @@ async def test_a_line_that_an_adapter_chokes_on_fails_alone(fleet: Fleet) -> Non
     [chunk] = fleet.work.chunks.values()
     status = {name: one["response"]["status_code"] for name, one in chunk.answers().items()}
     assert status == {"id-0": 200, "id-1": 200, "id-2": 200, "bad": 500, "good": 200}
+
+
+@pytest.mark.parametrize("error", [InvalidRequestError("It is odd."), ValueError("a bug")])
+async def test_a_result_that_the_store_refuses_costs_no_other_its_result(
+    fleet: Fleet, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line ends with the reason; in a store that takes not even that, its chunk comes again."""
+    monkeypatch.setattr(reporter, "MAX_FAULTS", 3)
+    refused = {"poison": b'"sim-', "worse": b"batch_req"}
+    texts = [chat_line("poison"), *lines(3), chat_line("worse")]
+    dispatch = fleet.work.add_chunk(texts, pool_id=POOL)
+    other = fleet.work.add_chunk(lines(3), pool_id=POOL, batch_id="batch_b")
+
+    def refuse(payload: bytes) -> Exception | None:
+        bad = any(
+            f'"{name}"'.encode() in line and what in line
+            for line in payload.splitlines()
+            for name, what in refused.items()
+        )
+        return error if bad else None
+
+    fleet.work.refuse = refuse
+    await fleet.publish(dispatch, other)
+    await fleet.start()
+    await eventually(lambda: fleet.work.named("HandBack"))
+    (given_back,) = fleet.work.named("HandBack")
+    reason = "It is odd." if isinstance(error, InvalidRequestError) else "the log names it"
+    assert given_back.trouble.startswith("the store does not take its results (")
+    assert reason in given_back.trouble
+    chunk = fleet.work.chunks[dispatch.chunk_id]
+    await eventually(lambda: len(chunk.results) == 4)
+    assert fleet.work.chunks[other.chunk_id].done
+    ends = {name: line["error"] for name, line in chunk.answers().items()}
+    assert ends.pop("poison")["code"] == "result_refused"
+    assert reason in chunk.answers()["poison"]["error"]["message"]
+    assert ends == dict.fromkeys(("id-0", "id-1", "id-2"))
+    # Handed out again, with nothing in the way, it ends.
+    refused.clear()
+    dispatch.dispatch = 2
+    await fleet.publish(dispatch)
+    await eventually(lambda: chunk.done)
+    # Each line ran once but for the one that had no end.
+    assert fleet.work.named("OpenAttempt")[-1].chunk_id == dispatch.chunk_id
+    assert chunk.results_seen == 5
+
+
+async def test_lines_that_make_no_sense_are_given_back_with_the_reason(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opener, "READ_TRIES", 2)
+    fleet.work.spoilt_reads = 2
+    dispatch = fleet.work.add_chunk(lines(2), pool_id=POOL)
+    await fleet.publish(dispatch)
+    await fleet.start()
+    await eventually(lambda: fleet.work.named("HandBack"))
+    (given_back,) = fleet.work.named("HandBack")
+    assert given_back.trouble == "its lines cannot be read (bytes without a line)"
+    await fleet.settled()

@@ -30,6 +30,9 @@ POLL_SECONDS: Final = 0.05
 
 Json = dict[str, Any]
 
+_RAN: Final = ("request_timeout", "engine_failure", "result_too_large")
+"""Codes of requests without an answer that count as failed."""
+
 _FORWARD: Final = {
     "validating": {"in_progress", "failed", "cancelling", "expired"},
     "in_progress": {"finalizing", "cancelling", "expired"},
@@ -293,7 +296,7 @@ def check_accounts(found: Outcome, custom_ids: Sequence[str]) -> None:
             assert line.keys() == {"id", "custom_id", "response", "error"}
             assert line["error"].keys() == {"code", "message"}
             assert line["error"]["message"]
-            ran += line["error"]["code"] in ("request_timeout", "engine_failure")
+            ran += line["error"]["code"] in _RAN
         else:
             _check_response(line)
             assert line["error"] is None

@@ -5,7 +5,7 @@ the real store decides from SQL.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,6 +85,10 @@ class ScriptedWork(work_pb2_grpc.WorkServicer):
         """Results are acknowledged while it is set."""
         self.acks.set()
         self.frames: list[work_pb2.AppendResultsRequest] = []
+        self.refuse: Callable[[bytes], Exception | None] = lambda _payload: None
+        """What the store raises at a frame with this payload."""
+        self.spoilt_reads = 0
+        """How many streams of lines to answer with bytes that are of no line."""
 
     def add_chunk(
         self,
@@ -158,6 +162,10 @@ class ScriptedWork(work_pb2_grpc.WorkServicer):
     ) -> AsyncIterator[work_pb2.ReadLinesResponse]:
         """Send the lines in frames, a long one in pieces."""
         await self._enter("ReadLines", request, context)
+        if self.spoilt_reads:
+            self.spoilt_reads -= 1
+            yield work_pb2.ReadLinesResponse(payload=b"of no line")
+            return
         chunk = self.tokens[request.token]
         numbers = [n for part in request.lines for n in range(part.first, part.first + part.count)]
         records, payload = [], b""
@@ -186,6 +194,9 @@ class ScriptedWork(work_pb2_grpc.WorkServicer):
                 self.break_streams -= 1
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "broken")
             await self.acks.wait()
+            refusal = self.refuse(payload)
+            if refusal is not None:
+                raise refusal
             if request.token not in self.tokens:
                 raise NotFoundError("no such attempt")
             chunk = self.tokens[request.token]

@@ -26,7 +26,7 @@ _REQUESTS_AT_ONCE: Final = 32
 _STREAMS_AT_ONCE: Final = 32
 """Multipart uploads at a time: each takes 13 MiB of memory (measured, 16 at once)."""
 _OWN_STREAMS_AT_ONCE: Final = 8
-"""Those of end files, which slow clients must not keep waiting."""
+"""Those of end files and results, which slow clients must not keep waiting."""
 _WAIT_SECONDS: Final = 30.0
 _CLOSE_SECONDS: Final = 5.0
 _DELETE_AT_ONCE: Final = 1_000
@@ -76,7 +76,7 @@ class S3Blobs(Blobs):
             else:
                 await self._create(name, b"".join(first))
                 return size
-            own = step.startswith("finalize.")
+            own = step.startswith(("finalize.", "result."))
             async with _turn(self._own_streams if own else self._streams):
                 return await self._stream(name, first, pieces)
 

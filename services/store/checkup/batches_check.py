@@ -3,7 +3,7 @@
 Each batch is looked at in one snapshot, so that it may run meanwhile.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final, TypeVar
 
@@ -26,7 +26,7 @@ from services.store.domain.chunk_check import (
     chunk_faults,
 )
 from services.store.domain.cut_check import Cut, ModelFacts
-from services.store.domain.end_check import BEGIN
+from services.store.domain.end_check import is_whole_line
 from services.store.domain.fault import Fault, spoken
 from services.store.domain.line_index import IndexFormatError, LineIndex
 from services.store.domain.result_check import Results, SegmentFacts, end_of
@@ -47,6 +47,8 @@ Facts = TypeVar("Facts")
 
 PAGE: Final = 200
 _SEGMENT_PAGE: Final = 64
+_READ_BYTES: Final = 4 * 1024 * 1024
+"""A segment that is no longer is read whole."""
 _BY_HAND: Final = "Stop nightshift, run the statement, and check again."
 _RUN_LINES_AGAIN: Final = (
     "stop nightshift, forget these results by the statement, and check again: it then says how to "
@@ -178,35 +180,46 @@ class OpenBatches:
                 continue
             self._kinds.results.step()
             records = np.frombuffer(row.records, RESULT_RECORD)
-            payload = row.payload
-            if row.blob is not None:
-                try:
-                    payload = self._view.blobs.read(row.blob, 0, end_of(records))
-                except BlobMissingError:
-                    continue
-                except BlobUnreadableError as error:
-                    self._kinds.results.add(unreadable(batch_id, error))
-                    continue
-            self._kinds.results.extend(_payload_faults(batch_id, number, records, payload))
+            try:
+                wrong = self._wrong_lines(row, records)
+            except BlobMissingError:
+                continue
+            except BlobUnreadableError as error:
+                self._kinds.results.add(unreadable(batch_id, error))
+                continue
+            if wrong:
+                self._kinds.results.add(_payload_fault(batch_id, number, wrong))
+
+    def _wrong_lines(self, row: Row, records: "np.ndarray[Any, Any]") -> list[int]:
+        """Return the results of a segment that are not one line each."""
+        payload = row.payload
+        size = end_of(records)
+        if row.blob is not None and size <= _READ_BYTES:
+            payload = self._view.blobs.read(row.blob, 0, size)
+
+        def pieces(offset: int, length: int) -> Iterator[bytes]:
+            if payload is not None:
+                yield payload[offset : offset + length]
+                return
+            for start in range(offset, offset + length, _READ_BYTES):
+                most = min(_READ_BYTES, offset + length - start)
+                yield self._view.blobs.read(row.blob, start, most)
+
+        return [
+            line
+            for line, offset, length in records[["line", "offset", "length"]].tolist()
+            if not is_whole_line(pieces(offset, length), length)
+        ]
 
 
-def _payload_faults(
-    batch_id: str, number: int, records: "np.ndarray[Any, Any]", payload: bytes
-) -> Iterator[Fault]:
-    wrong = [
-        line
-        for line, offset, length in records[["line", "offset", "length"]].tolist()
-        if payload.find(b"\n", offset, offset + length) != offset + length - 1
-        or not payload.startswith(BEGIN, offset)
-    ]
-    if wrong:
-        yield Fault(
-            subject=batch_id,
-            what=f"segment {number} of results is damaged: {spoken(wrong)} are not one line each",
-            mend="Stop nightshift, forget these results by the statement, and check again: it then "
-            "says how to let their lines run again.",
-            sql=statement.delete("segments", id=number),
-        )
+def _payload_fault(batch_id: str, number: int, wrong: Sequence[int]) -> Fault:
+    return Fault(
+        subject=batch_id,
+        what=f"segment {number} of results is damaged: {spoken(wrong)} are not one line each",
+        mend="Stop nightshift, forget these results by the statement, and check again: it then "
+        "says how to let their lines run again.",
+        sql=statement.delete("segments", id=number),
+    )
 
 
 def _segments(connection: sa.Connection, batch_id: str) -> Iterator[SegmentFacts]:

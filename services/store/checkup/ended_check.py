@@ -93,14 +93,19 @@ class EndedBatches:
 
     def _lines(self, row: Row | None) -> Iterator[bytes]:
         parts = None if row is None else parts_of(row)
-        rest = b""
+        begun: list[bytes] = []
         for piece in self._view.pieces(parts or (), _READ_BYTES):
             self._kind.step(0)
-            lines = (rest + piece).split(b"\n") if b"\n" in piece else [rest + piece]
-            rest = lines.pop()
-            yield from lines
-        if rest:
-            yield rest
+            first, *others = piece.split(b"\n")
+            begun.append(first)
+            if others:
+                # Of a long line one piece after the other: each must not be copied for each.
+                yield b"".join(begun)
+                *lines, rest = others
+                yield from lines
+                begun = [rest]
+        if any(begun):
+            yield b"".join(begun)
 
 
 def _segment_blobs(batch_ids: Sequence[str]) -> sa.Select[tuple[str]]:

@@ -1,14 +1,40 @@
 """Whether the end files of a batch hold each of its lines exactly once, in order."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
-import orjson
+import msgspec
 
 from services.kit.result_line import request_id_hex
 
 BEGIN: Final = b'{"id":"batch_req_'
 """How every line of an end file begins."""
+
+
+class _Response(msgspec.Struct):
+    status_code: int
+
+
+class _Line(msgspec.Struct):
+    """What decides into which file a line belongs; all else is read over."""
+
+    response: _Response | None
+
+
+_decode = msgspec.json.Decoder(_Line).decode
+
+
+def is_whole_line(pieces: Iterable[bytes], length: int) -> bool:
+    """Tell whether these pieces are one line of an end file, `length` bytes with its line end."""
+    seen = 0
+    for piece in pieces:
+        if not seen and not piece.startswith(BEGIN):
+            return False
+        end = piece.find(b"\n")
+        seen += len(piece)
+        if end >= 0:
+            return seen == length and end == len(piece) - 1
+    return False
 
 
 def outcome_fault(
@@ -40,11 +66,10 @@ def outcome_fault(
 
 def _line_fault(kind: str, line: bytes) -> str | None:
     try:
-        value = orjson.loads(line)
-        response = value["response"]
-        good = response is not None and response["status_code"] // 100 == 2
-    except (ValueError, KeyError, TypeError):
+        response = _decode(line).response
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return "cannot be read"
+    good = response is not None and response.status_code // 100 == 2
     if good != (kind == "output"):
         return "belongs into the other file"
     return None

@@ -360,7 +360,7 @@ class Ops:
     def restart_executor(self, executor: str) -> Op:
         """A new process of it: what the last one had is lost."""
         self.keys += 1
-        incarnation = self.incarnations[executor] = f"i{self.keys}"
+        incarnation = self.incarnations[executor] = f"i{self.keys:06}"
 
         def decide(at: Moment) -> Check:
             mine = [

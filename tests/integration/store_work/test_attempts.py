@@ -1,5 +1,7 @@
 """Who may run which lines: attempts are opened, kept, handed back and taken over."""
 
+import re
+
 import pytest
 
 from protos.nightshift.v1 import work_pb2
@@ -248,3 +250,37 @@ async def test_lines_are_read_as_they_stand_whatever_lies_between(store: Store) 
     some = [(0, 4), (50, 20), (99, 1), (149, 3), (199, 1)]
     chosen = {n: texts[n] for first, count in some for n in range(first, first + count)}
     assert await store.lines(attempt.token, some) == chosen
+
+
+async def test_lines_that_cannot_be_run_wait_ever_longer_and_their_batch_says_why(
+    store: Store,
+) -> None:
+    batch_id = await store.batch(2)
+    (dispatch,) = await store.cut((batch_id, 2))
+    store.clock.advance(LEASE_SECONDS)
+    waits = []
+    for _ in range(6):
+        attempt = await store.open(dispatch)
+        began = store.clock.now()
+        await store.hand_back(attempt.token, trouble="its lines cannot be read (bytes)")
+        said = (await store.get(batch_id)).nightshift
+        assert "its lines cannot be read (bytes). They are tried again" in said.reason
+        while not (dispatches := await store.reclaim()):
+            store.clock.advance(2.5)
+        (dispatch,) = dispatches
+        waits.append(store.clock.now() - began)
+    assert waits == [5, 10, 20, 40, 60, 60]
+
+
+async def test_of_two_executors_of_one_name_the_later_one_works(store: Store) -> None:
+    """And the other one is told what to change, instead of each undoing the other's work."""
+    batch_id = await store.batch(2)
+    (first, second) = await store.cut((batch_id, 1), (batch_id, 1))
+    await store.register("twin", "i1")
+    await store.open(first, "twin", incarnation="i1")
+    await store.register("twin", "i2")
+    with pytest.raises(ConflictError, match="NIGHTSHIFT_EXECUTOR_NAME") as refused:
+        await store.deliver(second, "twin", incarnation="i1")
+    assert {"twin", "i1", "i2"} <= set(re.findall(r"\w+", refused.value.message))
+    attempt = await store.open(second, "twin", incarnation="i2")
+    assert await store.finish(attempt.token, [1], batch_id) == 1

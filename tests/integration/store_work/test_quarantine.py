@@ -196,10 +196,10 @@ async def test_an_executor_that_always_dies_with_its_engine_is_no_endless_story(
     (dispatch,) = await store.cut((batch_id, 6))
     deaths = 0
     while (await store.get(batch_id)).request_counts.failed == 0:
-        attempt = await store.open(dispatch, incarnation=f"i{deaths}")
+        attempt = await store.open(dispatch, incarnation=f"i{deaths:03}")
         if 4 in lines_in(ranges_of(attempt.lines)):
             deaths += 1
-            await store.register(incarnation=f"i{deaths}")
+            await store.register(incarnation=f"i{deaths:03}")
         else:
             await store.finish(attempt.token, lines_in(ranges_of(attempt.lines)), batch_id)
         (dispatch,) = await store.reclaim() or [None]
@@ -207,7 +207,7 @@ async def test_an_executor_that_always_dies_with_its_engine_is_no_endless_story(
         assert deaths <= 3 + 10 * (1 + math.ceil(math.log2(6)) + MAX_ATTEMPTS)
     for left in range(3):
         if dispatch is not None:
-            attempt = await store.open(dispatch, incarnation=f"i{deaths}")
+            attempt = await store.open(dispatch, incarnation=f"i{deaths:03}")
             await store.finish(attempt.token, lines_in(ranges_of(attempt.lines)), batch_id)
         (dispatch,) = await store.reclaim() or [None]
         assert left < 2 or dispatch is None
@@ -225,8 +225,8 @@ async def test_an_executor_that_dies_before_it_begins_condemns_nobody_for_long(
     (dispatch,) = await store.cut((batch_id, 8))
     lives = 40
     for life in range(lives):
-        await store.open(dispatch, incarnation=f"i{life}")
-        await store.register(incarnation=f"i{life + 1}")
+        await store.open(dispatch, incarnation=f"i{life:03}")
+        await store.register(incarnation=f"i{life + 1:03}")
         (dispatch, *_) = await store.reclaim()
         await store.ender.run_once()
     assert (await store.get(batch_id)).request_counts.failed == 0

@@ -166,15 +166,26 @@ async def test_a_frame_that_is_cut_off_is_refused(store: Store) -> None:
 
 
 async def test_a_frame_without_end_is_refused(tmp_path: Path) -> None:
-    async with running(tmp_path, max_line_bytes=MIB) as store:
-        batch_id, token = await open_one(store, 1)
-        whole = frame(token, batch_id, [0], answer="x" * (4 * MIB))
-        with pytest.raises(TooLargeError):
-            await store.append(*split(whole, FRAME_BYTES))
-        # As long as the longest line, and what stands around it.
-        whole = frame(token, batch_id, [0], answer="x" * (3 * MIB))
-        (ack,) = await store.append(*split(whole, FRAME_BYTES))
+    around = len(result("batch_x", 0, answer=""))
+    # What an input line may have is another thing.
+    async with running(tmp_path, max_result_bytes=4 * MIB, max_line_bytes=MIB) as store:
+        batch_id, token = await open_one(store, 2)
+        longer = frame(token, batch_id, [0], answer="x" * (4 * MIB - around + 1))
+        # Known by its first message.
+        with pytest.raises(TooLargeError, match=f"at most {4 * MIB} bytes"):
+            await store.append(split(longer, FRAME_BYTES)[0])
+        longest = split(frame(token, batch_id, [0], answer="x" * (4 * MIB - around)), FRAME_BYTES)
+        several = split(frame(token, batch_id, [0, 1], answer="x" * MIB), FRAME_BYTES)
+        cut = [*longest[:-1], work_pb2.AppendResultsRequest(token=token, frame=1, payload=b"x")]
+        with_more = [*longest[:-1], *longest[-2:]]
+        for wrong in (several, cut, with_more):
+            with pytest.raises(InvalidRequestError):
+                await store.append(*wrong)
+        (ack,) = await store.append(*longest)
         assert ack.accepted == 1
+        await store.sweeper.run_once()
+        names = await store.sql(sa.select(blobs.c.name).where(blobs.c.name.contains("segment")))
+        assert len(names) == 1
 
 
 async def test_many_frames_are_acknowledged_in_order(store: Store) -> None:

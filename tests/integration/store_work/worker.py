@@ -215,10 +215,10 @@ class Worker(Client):
             )
         return {drop.token: drop.reason for drop in answer.drops}
 
-    async def hand_back(self, *tokens: str, executor: str = "e0") -> None:
+    async def hand_back(self, *tokens: str, executor: str = "e0", trouble: str = "") -> None:
         with our_errors():
             await self.work.HandBack(
-                work_pb2.HandBackRequest(executor_id=executor, tokens=tokens),
+                work_pb2.HandBackRequest(executor_id=executor, tokens=tokens, trouble=trouble),
                 metadata=self.metadata,
             )
 

@@ -48,7 +48,7 @@ def test_a_frame_stays_small_enough_for_a_row_unless_one_line_is_larger() -> Non
 
 def test_a_line_above_a_frame_travels_in_pieces() -> None:
     payload = b"x" * (2 * FRAME_BYTES + 1)
-    frame = Frame(ATTEMPT, b"r" * 32, payload, 1)
+    frame = Frame(ATTEMPT, b"r" * 32, payload)
     frame.number = 3
     messages = list(frame.messages())
     assert [len(one.payload) for one in messages] == [FRAME_BYTES, FRAME_BYTES, 1]

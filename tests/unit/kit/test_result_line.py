@@ -56,6 +56,7 @@ def test_answered_line(
     line = result_line.success_or_error_line(BATCH, 7, quoted, status, body, REQUEST)
     parsed = assert_one_line(line)
     assert parsed["custom_id"] == custom_id
+    assert json.loads(result_line.custom_id_of(line)) == custom_id
     assert parsed["error"] is None
     assert parsed["response"] == {"status_code": status, "request_id": REQUEST, "body": value}
 
@@ -77,7 +78,8 @@ def test_custom_id_json(custom_id: str) -> None:
 
 @pytest.mark.parametrize("code", sorted(result_line.MESSAGES))
 def test_unanswered_line(code: str) -> None:
-    line = result_line.no_response_line(BATCH, 3, b'"a\xe2\x80\xa8"', code)
+    details = {"size": 1, "reason": "an\u2028\n odd one"}
+    line = result_line.no_response_line(BATCH, 3, b'"a\xe2\x80\xa8"', code, **details)
     parsed = assert_one_line(line)
     assert parsed["custom_id"] == "a\u2028"
     assert parsed["response"] is None
