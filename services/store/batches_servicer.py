@@ -1,7 +1,5 @@
 """The gRPC service `Batches`, in the store."""
 
-import asyncio
-
 import sqlalchemy as sa
 
 from protos.nightshift.v1 import batches_pb2, batches_pb2_grpc
@@ -27,9 +25,6 @@ class BatchesServicer(batches_pb2_grpc.BatchesServicer):
     def __init__(self, context: Context) -> None:
         """Serve the batches of `context`."""
         self._context = context
-        # Sums take the longer the more batches there ever were: one at a time, so that readers
-        # are left for all else.
-        self._summing = asyncio.Lock()
 
     async def CreateBatch(
         self, request: batches_pb2.CreateBatchRequest, context: Call
@@ -158,7 +153,7 @@ class BatchesServicer(batches_pb2_grpc.BatchesServicer):
     ) -> batches_pb2.GetUsageResponse:
         """See batches.proto."""
         project_id = project_of(context)
-        async with self._summing:
+        async with self._context.summing:
             by_key = await self._context.db.read(
                 lambda connection: usage_repo.by_key(connection, project_id)
             )

@@ -17,8 +17,8 @@ from services.store.models import (
     segments,
 )
 
-SEGMENTS_AT_ONCE: Final = 64
-"""Rows with payloads below 256 KiB: at most 16 MiB of pages a transaction."""
+SEGMENTS_AT_ONCE: Final = 16
+"""Rows with payloads below 256 KiB: at most 4 MiB of pages, which are overwritten in it."""
 ROWS_AT_ONCE: Final = 1_000
 
 

@@ -18,7 +18,15 @@ from services.store.models import counters
 from services.store.settings import StoreSettings
 
 LoopName = Literal[
-    "outbox", "validator", "finalizer", "ender", "sweeper", "deliveries", "events", "time"
+    "outbox",
+    "validator",
+    "finalizer",
+    "ender",
+    "poison",
+    "sweeper",
+    "deliveries",
+    "events",
+    "time",
 ]
 
 
@@ -28,6 +36,8 @@ class Context:
 
     Attributes:
         wake: asks a background loop for a turn now; may be called from any thread.
+        summing: held while usage is summed: that takes the longer the more batches there ever were,
+            so one sum at a time leaves readers for all else.
         draining: set when the store stops; streams of executors end then, in order.
     """
 
@@ -39,6 +49,7 @@ class Context:
     wake: Callable[[LoopName], None]
     disk: Disk = field(default_factory=Disk)
     long_lines: LongLines = field(default_factory=LongLines)
+    summing: asyncio.Lock = field(default_factory=asyncio.Lock)
     draining: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:

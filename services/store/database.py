@@ -14,6 +14,7 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import sqlalchemy as sa
@@ -65,9 +66,9 @@ class Database:
         self._writer.start()
 
     @property
-    def is_sqlite(self) -> bool:
-        """Whether it is a file of this machine, on which one store works at a time."""
-        return self._writer_engine.dialect.name == "sqlite"
+    def file(self) -> Path | None:
+        """The file of this machine on which one store works at a time; None on a server."""
+        return self._dialect.file
 
     @property
     def holder(self) -> str:
@@ -174,6 +175,10 @@ class Database:
     def writer_engine(self) -> sa.Engine:
         """The engine that migrations run on, before anything else does."""
         return self._writer_engine
+
+    async def erase(self) -> None:
+        """Leave nothing of deleted rows on the disk, as far as that keeps nobody waiting."""
+        await asyncio.to_thread(self._dialect.erase)
 
     def forget_marks(self) -> None:
         """Delete what the commits of stores left that are gone; see `Dialect.mark`."""

@@ -1,4 +1,4 @@
-"""Ends what is cancelled or past its time, and gives up lines that kill their engines.
+"""Ends what is cancelled or past its time.
 
 Needs nothing but SQL: neither a scheduler nor a bus nor an executor.
 """
@@ -10,20 +10,11 @@ import sqlalchemy as sa
 
 from protos.nightshift.v1 import dispatch_pb2
 from services.kit.ids import ProjectId
-from services.kit.log import get_logger
-from services.kit.result_line import ENGINE_FAILURE
-from services.store import attempts_repo, batches_repo, input_lines, losses, outbox, quarantine
-from services.store.appending import Appender
-from services.store.blobs.base import BlobMissingError, BlobUnreadableError
+from services.store import attempts_repo, batches_repo, outbox
 from services.store.context import Context
-from services.store.domain import output
 from services.store.domain.state import BatchStatus
-from services.store.input_reader import IndexPendingError, InputReader
 from services.store.models import EXPIRY_WHERE, STOPPING_WHERE, batches
-from services.store.results_repo import Frame
 from services.store.seal import seal
-
-_log = get_logger(__name__)
 
 Row = sa.Row[*tuple[Any, ...]]
 
@@ -37,15 +28,13 @@ _LEAST_MS: Final = 10
 class Ender:
     """Takes batches over their edge, on time."""
 
-    def __init__(self, context: Context, reader: InputReader) -> None:
-        """End batches of `context`, reading line indexes through `reader`."""
+    def __init__(self, context: Context) -> None:
+        """End batches of `context`."""
         self._context = context
-        self._reader = reader
-        self._appender = Appender(context)
         self._timer: asyncio.TimerHandle | None = None
 
     async def run_once(self) -> int:
-        """Stop what is late, seal what has stopped, give up poison lines; return how many."""
+        """Stop what is late, seal what has stopped; return how many."""
         moved = 0
         while await self._context.db.read(self._late):
             moved += await self._context.db.write("batch.stop_late", self._stop_late)
@@ -54,7 +43,6 @@ class Ender:
             if not sealed:
                 break
             moved += sealed
-        moved += await self._give_up()
         if moved:
             self._context.wake("outbox")
             self._context.wake("finalizer")
@@ -127,59 +115,6 @@ class Ender:
                 outcome = BatchStatus.CANCELLED
             sealed += seal(connection, row, outcome, self._context.now_ms())
         return sealed
-
-    async def _give_up(self) -> int:
-        """Record the error of lines that died alone too often."""
-        most = self._context.settings.max_attempts
-        given_up = 0
-        while rows := await self._context.db.read(
-            lambda connection: quarantine.poison(connection, most, self._context.now_ms())
-        ):
-            before = given_up
-            try:
-                for row in rows:
-                    given_up += await self._give_up_one(row)
-            except IndexPendingError:
-                # Cancels and deadlines must not wait for it.
-                break
-            if given_up == before:
-                # Nor for what cannot be read now, which may be there again the next time.
-                break
-        return given_up
-
-    async def _give_up_one(self, chunk: Row) -> int:
-        try:
-            failure = await self._failure(chunk)
-        except (BlobMissingError, BlobUnreadableError) as error:
-            await losses.put_off(self._context, chunk.batch_id, error)
-            return 0
-        await self._appender.record(failure)
-        _log.warning("line_given_up", batch=chunk.batch_id, line=chunk.first_line)
-        return 1
-
-    async def _failure(self, chunk: Row) -> Frame:
-        """The result that the store writes itself for the single line of a chunk."""
-        index = await self._reader.index(chunk.index_blob, patient=False)
-        parts = [(name, size) for name, size in chunk.input_parts]
-        ids: list[bytes | None] = []
-        async for _, some in input_lines.custom_ids(
-            self._context.blobs, parts, index, [(chunk.first_line, 1)]
-        ):
-            ids.extend(some)
-        records, payload = output.unanswered_frame(
-            chunk.batch_id, [chunk.first_line], ids, ENGINE_FAILURE
-        )
-        return Frame(
-            ticket=attempts_repo.Ticket(
-                token="",
-                batch_id=chunk.batch_id,
-                chunk_id=chunk.id,
-                project_id=chunk.project_id,
-                dispatch=chunk.dispatch,
-            ),
-            records=records,
-            payload=payload,
-        )
 
     async def _plan(self) -> None:
         """Take the next turn in time for what falls due before the next tick."""

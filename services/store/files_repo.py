@@ -10,7 +10,7 @@ from services.kit.errors import NotFoundError
 from services.kit.ids import FileId, ProjectId
 from services.store import blobs_repo
 from services.store.context import next_seq
-from services.store.models import OPEN_WHERE, batches, files
+from services.store.models import DELETED_WHERE, EXPIRING_WHERE, OPEN_WHERE, batches, files
 
 Row = sa.Row[Any]
 
@@ -142,28 +142,37 @@ def delete(connection: sa.Connection, file_id: str, project_id: ProjectId, now_a
         raise NotFoundError(f"No such File object: {file_id}", param="id")
 
 
-def _to_purge(now_at: int) -> sa.ColumnElement[bool]:
-    """Gone, its blobs not given up, and no open batch needs them."""
-    # Word for word the condition of an index, so that ended batches are not looked at.
-    in_use = sa.select(batches.c.input_file_id).where(sa.text(OPEN_WHERE))
-    return sa.and_(
-        files.c.purged_at.is_(None),
-        sa.or_(files.c.deleted_at.is_not(None), files.c.expires_at <= now_at),
-        files.c.id.not_in(in_use),
-    )
+# Word for word the conditions of indexes, here and below, so that what has ended is not looked at.
+_IN_USE: Final = sa.select(batches.c.input_file_id).where(sa.text(OPEN_WHERE))
+_GONE: Final = (
+    sa.and_(sa.text(DELETED_WHERE)),
+    sa.and_(sa.text(EXPIRING_WHERE), files.c.expires_at <= sa.bindparam("now_at")),
+)
+"""Two ways to be gone, blobs not yet given up, each with its index."""
+_TO_PURGE: Final = [
+    sa.select(files.c.id, sa.func.json_array_length(files.c.parts))
+    .where(gone, files.c.id.not_in(_IN_USE))
+    .limit(sa.bindparam("most"))
+    for gone in _GONE
+]
 
 
-def to_purge(connection: sa.Connection, now_at: int, limit: int) -> list[str]:
-    """Return ids of files that are gone and that no open batch needs; looks at all files."""
-    return list(connection.scalars(sa.select(files.c.id).where(_to_purge(now_at)).limit(limit)))
+def to_purge(connection: sa.Connection, now_at: int, limit: int) -> dict[str, int]:
+    """Return files that are gone and that no open batch needs, and how many parts each has."""
+    found: dict[str, int] = {}
+    for query in _TO_PURGE:
+        rows = connection.execute(query, {"now_at": now_at, "most": limit - len(found)})
+        found.update((file_id, parts) for file_id, parts in rows)
+    return found
 
 
 def purge(connection: sa.Connection, file_ids: Sequence[str], now_at: int) -> int:
     """Doom the blobs of those of these files that may still go; return how many files."""
     gone = connection.execute(
         sa.select(files.c.id, files.c.parts, files.c.index_blob).where(
-            files.c.id.in_(file_ids), _to_purge(now_at)
-        )
+            files.c.id.in_(file_ids), sa.or_(*_GONE), files.c.id.not_in(_IN_USE)
+        ),
+        {"now_at": now_at},
     ).all()
     for row in gone:
         names = [name for name, _ in row.parts]

@@ -90,7 +90,8 @@ class KeyAdmin(admin_pb2_grpc.AdminServicer):
         self, request: admin_pb2.ListUsageRequest, context: Call
     ) -> admin_pb2.ListUsageResponse:
         """See admin.proto."""
-        by_key = await self._context.db.read(
-            lambda connection: usage_repo.by_key(connection, request.project_id)
-        )
+        async with self._context.summing:
+            by_key = await self._context.db.read(
+                lambda connection: usage_repo.by_key(connection, request.project_id)
+            )
         return admin_pb2.ListUsageResponse(by_key=by_key)

@@ -38,7 +38,7 @@ from services.kit.log import get_logger
 from services.kit.loop import Loop
 from services.kit.readiness import Readiness
 from services.store import folders, memory, starting
-from services.store.alone import only_store
+from services.store.alone import only_store, only_user
 from services.store.batches_servicer import BatchesServicer
 from services.store.blobs.place import disk_of, open_blobs
 from services.store.bus_link import keep_bus
@@ -55,6 +55,7 @@ from services.store.index_maker import IndexMaker
 from services.store.input_reader import InputReader
 from services.store.models_servicer import AdminServicer, ModelsServicer
 from services.store.outbox import Outbox
+from services.store.poison import PoisonLines
 from services.store.secret import ensure_secret
 from services.store.settings import StoreSettings
 from services.store.sweeper import Sweeper
@@ -133,9 +134,11 @@ def _database(stack: contextlib.AsyncExitStack, settings: StoreSettings, clock: 
     """Open the database; of a file, as the only store that works on it."""
     db = Database(settings.sqlalchemy_url, durable=settings.durability == "full", clock=clock)
     stack.callback(db.close)
-    if db.is_sqlite:
+    if db.file is not None:
         with starting.using(settings.data_dir, "NIGHTSHIFT_STORE_DATA_DIR"):
             stack.enter_context(only_store(settings.data_dir))
+        with starting.using(db.file, "NIGHTSHIFT_STORE_DATABASE_URL"):
+            stack.enter_context(only_user(db.file, settings.data_dir))
     return db
 
 
@@ -212,7 +215,8 @@ def _start_loops(
     turns: dict[LoopName, tuple[Callable[[], Awaitable[object]], float]] = {
         "outbox": (outbox.run_once, _TICK_SECONDS),
         "validator": (Validator(context, reader).run_once, _TICK_SECONDS),
-        "ender": (Ender(context, reader).run_once, _TICK_SECONDS),
+        "ender": (Ender(context).run_once, _TICK_SECONDS),
+        "poison": (PoisonLines(context, reader).run_once, _TICK_SECONDS),
         "finalizer": (Finalizer(context, reader).run_once, _TICK_SECONDS),
         "deliveries": (deliveries.run_once, _TICK_SECONDS),
         "events": (hub.run_once, _TICK_SECONDS),

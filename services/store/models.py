@@ -53,6 +53,8 @@ WINDOW_WHERE: Final = (
 EXPIRY_WHERE: Final = "status IN ('validating', 'in_progress') AND stopping_ms IS NULL"
 STOPPING_WHERE: Final = "stopping_ms IS NOT NULL AND sealed_ms IS NULL"
 SEALED_WHERE: Final = "sealed_ms IS NOT NULL AND cleared_ms IS NULL"
+DELETED_WHERE: Final = "deleted_at IS NOT NULL AND purged_at IS NULL"
+EXPIRING_WHERE: Final = "expires_at IS NOT NULL AND purged_at IS NULL"
 HELD_WHERE: Final = "deleted_at IS NULL AND purged_at IS NULL"
 OPEN_WHERE: Final = "status NOT IN ('completed','failed','expired','cancelled')"
 FINALIZE_WHERE: Final = "sealed_ms IS NOT NULL AND status IN ('finalizing', 'cancelling')"
@@ -179,7 +181,9 @@ files: Final = sa.Table(
     sa.UniqueConstraint("of_batch_id", "of_kind"),
     sa.CheckConstraint("bytes >= 0", name="bytes"),
     sa.Index(None, "project_id", "seq"),
-    sa.Index(None, "expires_at"),
+    # What is to be purged, however many files there ever were.
+    _partial_index("ix_files_deleted", ("deleted_at",), DELETED_WHERE),
+    _partial_index("ix_files_expiring", ("expires_at",), EXPIRING_WHERE),
     # Covers the sum that a quota is compared with.
     _partial_index("ix_files_held", ("project_id", "bytes", "expires_at"), HELD_WHERE),
 )

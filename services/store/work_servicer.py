@@ -363,3 +363,4 @@ class WorkServicer(work_pb2_grpc.WorkServicer):
     def _wake(self) -> None:
         self._context.wake("outbox")
         self._context.wake("ender")
+        self._context.wake("poison")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import sqlalchemy as sa
@@ -43,6 +44,9 @@ class Dialect(Protocol):
     #: What this store's leases on rows are held by.
     holder: str
 
+    #: Where it is a file of this machine.
+    file: Path | None
+
     def writer(self) -> sa.Engine:
         """Return an engine of one connection, whose transactions begin as write transactions."""
         ...
@@ -81,6 +85,10 @@ class Dialect(Protocol):
 
     def pulse(self) -> float | None:
         """Show that this store lives, and return the database's time as `Head` does."""
+        ...
+
+    def erase(self) -> None:
+        """Remove what was deleted from the database's log, unless somebody is using that."""
         ...
 
     def check(self, connection: sa.Connection) -> None:

@@ -6,6 +6,7 @@ holds it is ended by the server after `IDLE_MS`.
 """
 
 import secrets
+from pathlib import Path
 from typing import Any, Final
 
 import psycopg
@@ -81,6 +82,7 @@ class Postgres:
         Options of the connection in `url` go before ours.
         """
         self.holder = str(secrets.randbelow(2**31))
+        self.file: Path | None = None
         self._url = url
         self._durable = durable
         self._presence: psycopg.Connection[Any] | None = None
@@ -211,6 +213,9 @@ class Postgres:
         assert row is not None
         seconds: float = row[0]
         return seconds
+
+    def erase(self) -> None:
+        """See `Dialect`; what a server keeps of its log is its operator's."""
 
     def check(self, connection: sa.Connection) -> None:
         """See `Dialect`."""

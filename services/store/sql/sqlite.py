@@ -1,5 +1,8 @@
 """SQLite: one file, one store, one writer by nature."""
 
+import contextlib
+import sqlite3
+from pathlib import Path
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -10,6 +13,8 @@ from services.store.sql.dialect import Head, Mark
 
 BUSY_MS: Final = 3_000
 """How long another process may hold the file's lock before that is a fault."""
+_ERASE_SECONDS: Final = 0.1
+"""Writers wait while the log is cut, and it waits for readers: not for long."""
 
 
 class Sqlite:
@@ -18,6 +23,8 @@ class Sqlite:
     def __init__(self, url: sa.URL, *, durable: bool) -> None:
         """Use the file that `url` names; `durable` syncs each commit."""
         self.holder = uuid7_hex()
+        self._path = Path((url.database or "").removeprefix("file:"))
+        self.file: Path | None = self._path
         self._url = url
         self._synchronous = "FULL" if durable else "NORMAL"
 
@@ -42,6 +49,8 @@ class Sqlite:
                 "journal_mode=WAL",
                 f"synchronous={self._synchronous}",
                 "foreign_keys=ON",
+                # Deleted rows are overwritten, also where their pages become free.
+                "secure_delete=ON",
             ):
                 connection.execute(f"PRAGMA {pragma}").close()
 
@@ -74,6 +83,12 @@ class Sqlite:
     def pulse(self) -> float | None:
         """See `Dialect`."""
         return None
+
+    def erase(self) -> None:
+        """See `Dialect`; the log keeps old pages until it is cut."""
+        with contextlib.closing(sqlite3.connect(self._path, _ERASE_SECONDS)) as connection:
+            # Its answer says whether somebody was in the way.
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").close()
 
     def check(self, connection: sa.Connection) -> None:
         """See `Dialect`."""

@@ -136,7 +136,7 @@ def test_the_migrations_make_the_schema_that_the_code_uses(db: Database) -> None
 
 def test_the_database_syncs_each_commit(db: Database) -> None:
     with db.writer_engine.connect() as connection:
-        if db.is_sqlite:
+        if db.file is not None:
             assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2
             assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
         else:
@@ -146,7 +146,7 @@ def test_the_database_syncs_each_commit(db: Database) -> None:
 def test_nobody_waits_for_ever_for_a_store_that_stopped(db: Database) -> None:
     """What is held in a transaction is let go of by the server, before others give up."""
     with db.writer_engine.connect() as connection:
-        if db.is_sqlite:
+        if db.file is not None:
             assert connection.exec_driver_sql("PRAGMA busy_timeout").scalar() == 3_000
             return
         limits = [

@@ -331,6 +331,13 @@ async def test_a_second_store_on_the_same_data_refuses_to_start(client: Client) 
     assert second.process is not None
     assert second.process.wait(20) == 2
     assert "another store works on" in client.store.log()
+    # From a directory of its own, too.
+    url = f"sqlite:///{client.store.data / 'nightshift.db'}"
+    third = StoreProcess(client.store.data / "third", {"NIGHTSHIFT_STORE_DATABASE_URL": url})
+    third.start()
+    assert third.process is not None
+    assert third.process.wait(20) == 2
+    assert f"another store works on {client.store.data / 'nightshift.db'}" in third.log()
     assert (await client.upload(chat_line("r1"))).bytes > 0
 
 

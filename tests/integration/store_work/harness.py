@@ -36,6 +36,7 @@ from services.store.finalizer import Finalizer
 from services.store.index_maker import IndexMaker
 from services.store.input_reader import InputReader
 from services.store.models_servicer import AdminServicer, ModelsServicer
+from services.store.poison import PoisonLines
 from services.store.settings import StoreSettings
 from services.store.sweeper import Sweeper
 from services.store.uploads_servicer import UploadsServicer
@@ -66,7 +67,8 @@ class Store(Worker):
         self.clock = clock
         reader = reader_of(context)
         self.validator = Validator(context, reader)
-        self.ender = Ender(context, reader)
+        self.ender = Ender(context)
+        self.poison = PoisonLines(context, reader)
         self.finalizer = Finalizer(context, reader)
         self.sweeper = Sweeper(context)
 
@@ -76,6 +78,7 @@ class Store(Worker):
         """Let every loop take a turn, in the order in which batches move."""
         await self.validator.run_once()
         await self.ender.run_once()
+        await self.poison.run_once()
         await self.finalizer.run_once()
 
     async def sql(self, query: Any) -> Sequence[Any]:

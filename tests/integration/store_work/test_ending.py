@@ -10,7 +10,7 @@ from services.kit.errors import ConflictError
 from services.kit.result_line import MESSAGES
 from services.store.ender import STOP_MS, Ender
 from services.store.models import outbox
-from tests.integration.store_work.harness import Store, reader_of
+from tests.integration.store_work.harness import Store
 from tests.integration.store_work.worker import frame
 from tests.kit.eventually import eventually
 from tests.kit.store import chat_line
@@ -218,7 +218,7 @@ async def test_the_ender_has_itself_woken_for_what_falls_due_before_its_next_tur
     """Its turns come each second: waiting for one would make each end up to that much late."""
     woken: list[str] = []
     context = replace(store.context, wake=woken.append)
-    ender = Ender(context, reader_of(context))
+    ender = Ender(context)
     stopping, late = await store.batch(1), await store.batch(1, window_seconds=60)
     (dispatch,) = await store.cut((stopping, 1))
     await store.open(dispatch)

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from protos.nightshift.v1 import batches_pb2, dispatch_pb2, work_pb2
 from services.kit.result_line import MESSAGES
-from services.store.models import blobs, chunks
+from services.store.models import batches, blobs, chunks
 from tests.integration.store_work.harness import Store
 from tests.integration.store_work.losing import input_taken
 from tests.integration.store_work.worker import ranges_of
@@ -59,7 +59,7 @@ class Engine:
             )
             for dispatch in dispatches:
                 await self.run(dispatch)
-            await self.store.ender.run_once()
+            await self.store.poison.run_once()
 
 
 @pytest.mark.parametrize(
@@ -102,6 +102,35 @@ async def test_several_poison_lines_end_alike(store: Store) -> None:
     assert [line["custom_id"] for line in error] == ["r3", "r4", "r29"]
 
 
+async def test_a_place_for_blobs_that_does_not_answer_delays_no_seal(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though a line to be given up is read from there meanwhile."""
+    poison, other = await store.batch(1), await store.batch(1)
+    (dispatch,) = await store.cut((poison, 1))
+    engine = Engine(store, poison, {0})
+    await engine.run(dispatch)
+    for _ in range(MAX_ATTEMPTS - 1):
+        (alone,) = await store.reclaim()
+        await engine.run(alone)
+    asked = asyncio.Event()
+
+    async def read(*_: object) -> bytes:
+        asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr(store.context.blobs, "read", read)
+    waiting = asyncio.create_task(store.poison.run_once())
+    await asked.wait()
+    await store.cancel(other)
+    await store.ender.run_once()
+    (row,) = await store.sql(sa.select(batches.c.sealed_ms).where(batches.c.id == other))
+    assert row.sealed_ms is not None
+    assert not waiting.done()
+    waiting.cancel()
+
+
 async def test_a_line_that_dies_less_often_succeeds(store: Store) -> None:
     batch_id = await store.batch(1)
     (dispatch,) = await store.cut((batch_id, 1))
@@ -109,7 +138,7 @@ async def test_a_line_that_dies_less_often_succeeds(store: Store) -> None:
     await engine.run(dispatch)
     (alone,) = await store.reclaim()
     await engine.run(alone)
-    await store.ender.run_once()
+    await store.poison.run_once()
     engine.poison = set()
     (alone,) = await store.reclaim()
     assert (await store.open(alone)).deaths == 2
@@ -203,7 +232,7 @@ async def test_an_executor_that_always_dies_with_its_engine_is_no_endless_story(
         else:
             await store.finish(attempt.token, lines_in(ranges_of(attempt.lines)), batch_id)
         (dispatch,) = await store.reclaim() or [None]
-        await store.ender.run_once()
+        await store.poison.run_once()
         assert deaths <= 3 + 10 * (1 + math.ceil(math.log2(6)) + MAX_ATTEMPTS)
     for left in range(3):
         if dispatch is not None:
@@ -228,7 +257,7 @@ async def test_an_executor_that_dies_before_it_begins_condemns_nobody_for_long(
         await store.open(dispatch, incarnation=f"i{life:03}")
         await store.register(incarnation=f"i{life + 1:03}")
         (dispatch, *_) = await store.reclaim()
-        await store.ender.run_once()
+        await store.poison.run_once()
     assert (await store.get(batch_id)).request_counts.failed == 0
     waiting = [dispatch]
     while waiting:
@@ -257,7 +286,7 @@ async def test_what_a_frozen_executor_seemed_to_lose_is_not_counted(store: Store
             drops = await store.beat({attempt.token: [(0, 1)]})
             assert drops == {attempt.token: work_pb2.DROP_REASON_SUPERSEDED}
         store.clock.advance(3)
-        await store.ender.run_once()
+        await store.poison.run_once()
     assert (await store.get(batch_id)).request_counts.failed == 0
     (alone,) = await store.reclaim()
     attempt = await store.open(alone)
@@ -292,7 +321,7 @@ async def test_two_executors_with_several_killers_condemn_nobody_else(store: Sto
                 await store.died({attempt.token: ranges_of(attempt.lines)}, executor, complete=True)
             else:
                 await store.finish(attempt.token, lines, dispatch.batch_id)
-        await store.ender.run_once()
+        await store.poison.run_once()
     assert deaths <= 4 * (math.ceil(math.log2(48)) + 3)
     await store.turn()
     for batch_id, expected in killers.items():
@@ -347,7 +376,7 @@ async def test_a_late_result_of_a_line_about_to_be_given_up_counts_and_holds_nob
 
     await store.finish(silent.token, [0], batch_id)
     async with asyncio.timeout(10):
-        await store.ender.run_once()
+        await store.poison.run_once()
 
     assert (await store.get(batch_id)).request_counts.completed == 1
     assert (await store.get(batch_id)).request_counts.failed == 0
@@ -390,7 +419,7 @@ async def test_a_poison_line_whose_input_is_nobodys_keeps_no_batch_from_its_end(
         ),
     )
     async with asyncio.timeout(30):
-        await store.ender.run_once()
+        await store.poison.run_once()
         await store.cancel(other)
         await store.turn()
     assert (await store.get(other)).status == batches_pb2.BATCH_STATUS_CANCELLED

@@ -1,8 +1,9 @@
 """What nothing names any more leaves the directory or the bucket: looked at from outside."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -11,7 +12,7 @@ from protos.nightshift.v1 import files_pb2
 from services.kit.errors import NotFoundError, UnavailableError
 from services.store import blobs_repo, holds_repo, receiving
 from services.store.blobs.s3 import S3Blobs
-from services.store.models import blobs, segments, sweep_holds
+from services.store.models import blobs, files, segments, sweep_holds
 from tests.integration.store_work.harness import Store, running
 from tests.kit.eventually import eventually
 from tests.kit.s3_server import Fault, S3Server, s3_server
@@ -23,6 +24,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 HOUR = files_pb2.ExpiresAfter(anchor="created_at", seconds=3600)
 DAY_SECONDS = 24 * 3600
+CONTENT = b"a text that nobody else writes"
 LATE_SECONDS = S3Blobs.late_seconds
 
 
@@ -88,22 +90,25 @@ async def delete(store: Store, file_id: str) -> None:
 
 
 async def test_a_batch_leaves_its_end_files_and_then_nothing(swept: Store, lying: Lying) -> None:
-    file = await swept.upload(b"".join(chat_line(f"r{line}") for line in range(4)))
+    file = await swept.upload(b"".join(chat_line(f"r{line}") for line in range(5)))
     batch = await swept.create(file.id)
     await swept.validated(batch.id)
-    (dispatch,) = await swept.cut((batch.id, 4))
+    (dispatch,) = await swept.cut((batch.id, 5))
     token = (await swept.open(dispatch)).token
     for line in range(4):
         # Each above what stays in its row.
         assert await swept.finish(token, [line], batch.id, answer="x" * 300_000) == 1
+    # And one that does.
+    assert await swept.finish(token, [4], batch.id, answer=CONTENT.decode()) == 1
+    assert written(swept) == (swept.context.db.file is not None)
     assert len(lying()) == 2 + 4
-    assert len(await swept.sql(sa.select(segments.c.blob))) == 4
+    assert len(await swept.sql(sa.select(segments.c.blob))) == 5
     await swept.turn()
     swept.clock.advance(3600)
     await swept.turn()
     await sweep(swept)
     output, _ = await swept.end_files(batch.id)
-    assert [line["custom_id"] for line in output] == [f"r{line}" for line in range(4)]
+    assert [line["custom_id"] for line in output] == [f"r{line}" for line in range(5)]
     # Input, index and the output.
     assert len(lying()) == 3
     assert lying() == set(await rows(swept))
@@ -112,6 +117,43 @@ async def test_a_batch_leaves_its_end_files_and_then_nothing(swept: Store, lying
     await sweep(swept)
     assert lying() == set()
     assert await rows(swept) == {}
+    # Nor in pages of the database that are free, or in its log.
+    assert not written(swept)
+
+
+def written(store: Store) -> bool:
+    """Whether `CONTENT` stands anywhere in the database's files."""
+    return any(CONTENT in file.read_bytes() for file in store.store.data.glob("nightshift.db*"))
+
+
+@pytest.mark.parametrize("swept", ["directory"], indirect=True)
+async def test_files_of_many_parts_are_given_up_a_few_at_a_time(
+    swept: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody else writes while a transaction lasts."""
+    in_transactions: list[int] = []
+    db_write, doom = swept.context.db.write, blobs_repo.doom
+
+    def counted(connection: sa.Connection, names: Sequence[str]) -> None:
+        in_transactions[-1] += len(names)
+        doom(connection, names)
+
+    async def write(step: str, statement: Callable[[sa.Connection], Any]) -> Any:
+        in_transactions.append(0)
+        return await db_write(step, statement)
+
+    for size in (600, 600, 600, 1, 1):
+        file = await swept.upload(chat_line("r0"))
+        parts = [[f"default/part/{file.id}-{number}", 1] for number in range(size)]
+        many = files.update().where(files.c.id == file.id).values(parts=parts, index_blob=None)
+        await db_write("test.parts", lambda connection, many=many: connection.execute(many))
+        await delete(swept, file.id)
+    monkeypatch.setattr(blobs_repo, "doom", counted)
+    monkeypatch.setattr(swept.context.db, "write", write)
+    await swept.sweeper.run_once()
+    assert sum(in_transactions) == 1_802
+    assert max(in_transactions) <= 1_000
+    assert await swept.sql(sa.select(files.c.id).where(files.c.purged_at.is_(None))) == []
 
 
 async def test_results_that_were_not_the_first_leave(swept: Store, lying: Lying) -> None:

@@ -10,6 +10,18 @@ depends_on = None
 
 _INDEXES = (
     (
+        "ix_files_deleted",
+        "files",
+        ["deleted_at"],
+        "deleted_at IS NOT NULL AND purged_at IS NULL",
+    ),
+    (
+        "ix_files_expiring",
+        "files",
+        ["expires_at"],
+        "expires_at IS NOT NULL AND purged_at IS NULL",
+    ),
+    (
         "ix_deliveries_pending_of_endpoint",
         "deliveries",
         ["endpoint_id", "next_ms"],
@@ -26,6 +38,7 @@ _INDEXES = (
 
 def upgrade() -> None:
     """Bring the schema to this revision."""
+    op.drop_index("ix_files_expires_at", table_name="files")
     for name, table, columns, where in _INDEXES:
         op.create_index(
             name,
@@ -46,4 +59,5 @@ def downgrade() -> None:
     """Go back to the revision before."""
     for name, table, _, _ in _INDEXES:
         op.drop_index(name, table_name=table)
+    op.create_index("ix_files_expires_at", "files", ["expires_at"])
     op.drop_table("commit_marks")
