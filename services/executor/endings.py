@@ -136,11 +136,14 @@ class Endings:
                 self._tasks.spawn(self._nak(attempt, 0.0))
             attempt.released = True
 
-    def bury(self, death: Death) -> None:
-        """Give all attempts up after the engine's death, and name the lines that were in it."""
-        self._tasks.spawn(self._bury(self._close(self._attempts), death))
+    def bury(self, death: Death, start_seconds: float) -> None:
+        """Give all attempts up after the engine's death, and name the lines that were in it.
 
-    async def _bury(self, attempts: list[Attempt], death: Death) -> None:
+        `start_seconds`: how long that engine had taken to start.
+        """
+        self._tasks.spawn(self._bury(self._close(self._attempts), death, start_seconds))
+
+    async def _bury(self, attempts: list[Attempt], death: Death, start_seconds: float) -> None:
         await self._abort_and_flush(attempts, LAST_FLUSH_SECONDS)
         suspects: Marks = [
             (attempt.token, ranges_of(sorted(lines)))
@@ -150,7 +153,9 @@ class Endings:
         dead = {token for token, _ in suspects}
         others = [one.token for one in attempts if one.token and one.token not in dead]
         told = await self._try_until_told(
-            lambda: self._store.report_death(suspects, death.reason, complete=death.complete),
+            lambda: self._store.report_death(
+                suspects, death.reason, complete=death.complete, start_seconds=start_seconds
+            ),
             bool(suspects),
         ) and await self._try_until_told(lambda: self._store.hand_back(others), bool(others))
         self._leave(attempts)

@@ -120,10 +120,13 @@ class StoreClient:
                 metadata=self._metadata(),
             )
 
-    async def report_death(self, marks: Marks, reason: str, *, complete: bool) -> None:
+    async def report_death(
+        self, marks: Marks, reason: str, *, complete: bool, start_seconds: float
+    ) -> None:
         """Say which lines were in the engine when it died; ends their attempts.
 
         `complete`: nothing else was in it, lines that were being aborted included.
+        `start_seconds`: how long it had taken to start.
         """
         with failpoints.around("store.report_death"):
             await self._stub.ReportDeath(
@@ -132,6 +135,7 @@ class StoreClient:
                     attempts=_beats(marks),
                     reason=reason,
                     complete=complete,
+                    start_ms=int(start_seconds * 1000),
                 ),
                 metadata=self._metadata(),
             )

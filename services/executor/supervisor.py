@@ -73,6 +73,7 @@ class Supervisor:
         self._start_backoff = Backoff(0.5, 30.0, chance)
         # Deaths are part of finding a poison line; only deaths in a row without any answer wait.
         self._death_backoff = Backoff(0.05, 2.0, chance)
+        self._start_seconds = 0.0
         self._death: asyncio.Future[Death] | None = None
 
     def died(self, death: Death) -> None:
@@ -106,7 +107,7 @@ class Supervisor:
         _log.error("engine_died", reason=death.reason, lines=lines)
         self._presence.set_state(State.ENGINE_STATE_DEAD, reason=death.reason)
         # In the background: a new engine need not wait for the store.
-        self._endings.bury(death)
+        self._endings.bury(death, self._start_seconds)
 
     def _watch(self) -> None:
         """Notice a death that no call has told."""
@@ -128,8 +129,10 @@ class Supervisor:
                 State.ENGINE_STATE_STARTING, reason=f"the {self._engine.name} engine is starting"
             )
             try:
+                began = self._clock.monotonic()
                 await self._engine.close()
                 await self._engine.start()
+                self._start_seconds = self._clock.monotonic() - began
             except (EngineStartError, EngineDead) as error:
                 await self._failed_to_start(str(error))
             except Exception as error:  # noqa: BLE001 -- MemoryError, OSError, an adapter's fault

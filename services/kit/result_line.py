@@ -14,6 +14,8 @@ BATCH_EXPIRED: Final = "batch_expired"
 BATCH_CANCELLED: Final = "batch_cancelled"
 REQUEST_TIMEOUT: Final = "request_timeout"
 ENGINE_FAILURE: Final = "engine_failure"
+ENGINE_FAILURE_UNTRIED: Final = "engine_failure untried"
+"""A reason of its own under the code `engine_failure`."""
 RESULT_LOST: Final = "result_lost"
 RESULT_TOO_LARGE: Final = "result_too_large"
 RESULT_REFUSED: Final = "result_refused"
@@ -29,6 +31,11 @@ MESSAGES: Final = {
         "The engine died each time it ran this request alone, so the request was given up. "
         "Check its parameters and size."
     ),
+    ENGINE_FAILURE_UNTRIED: (
+        "This request was in the engine with others of its batch when it died. The batch had ended "
+        "so many engines by then that it was not tried alone and may be sound: send it again in a "
+        "batch without those that failed."
+    ),
     RESULT_LOST: (
         "This request ran, but its result was lost from the server's storage. Send it again."
     ),
@@ -42,7 +49,8 @@ MESSAGES: Final = {
         "this to the operator."
     ),
 }
-"""The sentence for each code of a line without a response; some have places for details."""
+"""The sentence for each reason of a line without a response; a code is a reason's first word. Some
+have places for details."""
 
 _ANSWERED: Final = (
     b'{"id":"batch_req_%b","custom_id":%b,'
@@ -109,7 +117,7 @@ def success_or_error_line(
 def no_response_line(
     batch_id: str, line: int, custom_id_json: bytes | None, code: str, **details: object
 ) -> bytes:
-    """The line of a request without an answer. `code` is one of `MESSAGES`; KeyError otherwise.
+    """The line of a request without an answer. `code`: a key of `MESSAGES`; KeyError otherwise.
 
     `details` fill the places in its sentence. Without a custom id, since the input was lost, the
     message says which request it is.
@@ -120,7 +128,7 @@ def no_response_line(
     return _UNANSWERED % (
         request_id_hex(batch_id, line).encode(),
         b"null" if custom_id_json is None else one_line(custom_id_json),
-        code.encode(),
+        code.partition(" ")[0].encode(),
         one_line(orjson.dumps(message)),
     )
 

@@ -156,6 +156,7 @@ def report_death(
     started: Mapping[str, Sequence[Range]],
     *,
     complete: bool,
+    start_ms: int,
     new_id: IdGenerator,
     now_ms: int,
 ) -> None:
@@ -166,6 +167,7 @@ def report_death(
         executor_id: whose engine died.
         started: the lines that had entered it, by token.
         complete: nothing else was in it, so that a single line is known to have died alone.
+        start_ms: how long that engine took to start, as its next one will.
         new_id: names new chunks.
         now_ms: the store's time.
     """
@@ -174,7 +176,15 @@ def report_death(
     _log.warning("engine_died", executor=executor_id, attempts=len(rows))
     quarantine.take_apart(
         connection,
-        [quarantine.loss_of(row, started[row.token], single=single) for row in rows],
+        [
+            quarantine.loss_of(
+                row,
+                started[row.token],
+                single=single,
+                taken_ms=max(0, now_ms - row.opened_ms) + start_ms,
+            )
+            for row in rows
+        ],
         Outcome.DIED,
         new_id=new_id,
         now_ms=now_ms,

@@ -15,7 +15,7 @@ from services.kit.ids import DEFAULT_PROJECT
 from services.kit.settings import SettingsError
 
 # Imported for their tables.
-from services.store import key_tables, uploads_tables, webhook_tables  # noqa: F401
+from services.store import key_tables, ledger_tables, uploads_tables, webhook_tables  # noqa: F401
 from services.store.models import counters, metadata, projects
 
 HEAD: Final = "0003"

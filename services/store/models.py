@@ -126,15 +126,6 @@ sweep_holds: Final = sa.Table(
 )
 """While one stands, no blob is deleted: a backup copies what its snapshot names."""
 
-commit_marks: Final = sa.Table(
-    "commit_marks",
-    metadata,
-    # By `Dialect.holder`; PostgreSQL's stores only.
-    sa.Column("store", sa.String(64), primary_key=True),
-    sa.Column("nonce", sa.String(32), nullable=False),
-)
-"""What each store's last commit wrote: none but that commit can have written it."""
-
 leadership: Final = sa.Table(
     "leadership",
     metadata,
@@ -244,6 +235,8 @@ batches: Final = sa.Table(
     # what ends every store that touches it must not take the other batches with it each time.
     _count("tries"),
     _count("retry_ms"),
+    # Engines that its lines ended, as far as no other line can have been it.
+    _count("engine_deaths"),
     # Why its input could not be read, or its end files not be written, when it was last tried, for
     # those who wait for it.
     sa.Column("fault", sa.Text),

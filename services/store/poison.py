@@ -9,8 +9,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from services.kit.log import get_logger
-from services.kit.result_line import ENGINE_FAILURE
-from services.store import attempts_repo, input_lines, losses, quarantine
+from services.kit.result_line import ENGINE_FAILURE, ENGINE_FAILURE_UNTRIED
+from services.store import attempts_repo, deaths_repo, input_lines, losses, quarantine
 from services.store.appending import Appender
 from services.store.blobs.base import BlobMissingError, BlobUnreadableError
 from services.store.context import Context
@@ -37,7 +37,7 @@ class PoisonLines:
         most = self._context.settings.max_attempts
         given_up = 0
         while rows := await self._context.db.read(
-            lambda connection: quarantine.poison(connection, most, self._context.now_ms())
+            lambda connection: deaths_repo.poison(connection, most, self._context.now_ms())
         ):
             before = given_up
             try:
@@ -76,7 +76,12 @@ class PoisonLines:
         ):
             ids.extend(some)
         records, payload = output.unanswered_frame(
-            chunk.batch_id, [chunk.first_line], ids, ENGINE_FAILURE
+            chunk.batch_id,
+            [chunk.first_line],
+            ids,
+            ENGINE_FAILURE
+            if chunk.deaths_alone < quarantine.UNTRIED_DEATHS
+            else ENGINE_FAILURE_UNTRIED,
         )
         return Frame(
             ticket=attempts_repo.Ticket(

@@ -22,7 +22,7 @@ import sqlalchemy as sa
 from protos.nightshift.v1 import dispatch_pb2
 from services.kit.ids import IdGenerator, ProjectId
 from services.kit.log import get_logger
-from services.store import attempts_repo, chunks_repo, outbox, results_repo
+from services.store import attempts_repo, chunks_repo, deaths_repo, outbox, results_repo
 from services.store.database_time import GIVEN_UP
 from services.store.domain.results import (
     Range,
@@ -37,6 +37,10 @@ _log = get_logger(__name__)
 
 Row = sa.Row[*tuple[Any, ...]]
 
+GIVEN_UP_DEATHS: Final = 1_000_000
+"""`deaths_alone` of a line that is given up though it may have died fewer times alone."""
+UNTRIED_DEATHS: Final = 2_000_000
+"""The same of one that never ran alone."""
 UNSEEN_DEATHS: Final = 3
 """So many losses of a chunk, none of whose lines was seen in an engine, are one death of all."""
 UNSEEN_ALONE: Final = 10
@@ -52,6 +56,7 @@ class Loss:
         started: the lines that were in the engine, as far as is known.
         seen: whether that is the executor's own word on the death, and not its last beat's.
         single: whether nothing but one line of it was in the engine.
+        taken_ms: what the death took of an executor's time, where it was reported.
     """
 
     token: str
@@ -62,9 +67,16 @@ class Loss:
     started: tuple[Range, ...]
     seen: bool = False
     single: bool = False
+    taken_ms: int = 0
 
 
-def loss_of(attempt: Row, started: Sequence[Range] | None = None, *, single: bool = False) -> Loss:
+def loss_of(
+    attempt: Row,
+    started: Sequence[Range] | None = None,
+    *,
+    single: bool = False,
+    taken_ms: int = 0,
+) -> Loss:
     """Return the loss of an attempt; without better knowledge the last beat's marks count."""
     seen = started is not None
     if started is None:
@@ -78,6 +90,7 @@ def loss_of(attempt: Row, started: Sequence[Range] | None = None, *, single: boo
         started=tuple(normalise(started)),
         seen=seen,
         single=single,
+        taken_ms=taken_ms,
     )
 
 
@@ -114,8 +127,29 @@ def take_apart(
         here = list(of_batch)
         attempts_repo.close(connection, [loss.token for loss in here], outcome, now_ms)
         if batch.sealed_ms is None and batch.stopping_ms is None:
-            _Batch(connection, batch, new_id, now_ms).take_apart(here)
+            spent = _charge(connection, batch, here, now_ms)
+            _Batch(connection, batch, new_id, now_ms, spent).take_apart(here)
             free(connection, batch, now_ms)
+
+
+def _charge(connection: sa.Connection, batch: Row, losses: Sequence[Loss], now_ms: int) -> bool:
+    """Charge a reported death to a batch that is surely to blame.
+
+    That is one whose lines were alone in the engine, or had ended another one before. An executor
+    that was lost without a word says nothing about its lines.
+
+    Returns:
+        Whether the suspects are given up without being searched.
+    """
+    for loss in losses:
+        if not (loss.seen and loss.started):
+            continue
+        chunk = connection.execute(sa.select(chunks).where(chunks.c.id == loss.chunk_id)).one()
+        if chunk.alone or loss.single or batch.engine_deaths:
+            return deaths_repo.charge(
+                connection, batch, chunk.pool_id, taken_ms=loss.taken_ms, now_ms=now_ms
+            )
+    return False
 
 
 def take_back(connection: sa.Connection, returned: Sequence[Row]) -> None:
@@ -169,6 +203,8 @@ class _Batch:
     batch: Row
     new_id: IdGenerator
     now_ms: int
+    spent: bool
+    """Whether its suspects are given up."""
 
     def take_apart(self, losses: Sequence[Loss]) -> None:
         suspects: dict[tuple[str, str | None], _Suspects] = {}
@@ -201,6 +237,9 @@ class _Batch:
             self._keep(chunk, subtract(left, started), deaths=int(unseen))
         for (pool_id, model), apart in suspects.items():
             lines = normalise(apart.lines)
+            if self.spent:
+                self._give_up(lines, apart.size, pool_id=pool_id, model=model)
+                continue
             for part in halves(lines) if apart.seen else (lines,):
                 self._add_alone(
                     part,
@@ -243,11 +282,16 @@ class _Batch:
         if count_lines(left) == 1:
             deaths = chunk.deaths_alone + 1
             _log.warning("line_died_alone", batch=self.batch.id, line=left[0][0], deaths=deaths)
-            self._again_alone(chunk, left, deaths_alone=1)
+            self._again_alone(chunk, left, deaths_alone=GIVEN_UP_DEATHS if self.spent else 1)
             return
         chunks_repo.finish(self.connection, chunk.id)
         suspects = started or left
-        for lines in (*halves(suspects), subtract(left, suspects)):
+        if self.spent:
+            self._give_up(suspects, chunk.input_bytes, pool_id=chunk.pool_id, model=chunk.model)
+            suspects_left: tuple[list[Range], ...] = ()
+        else:
+            suspects_left = halves(suspects)
+        for lines in (*suspects_left, subtract(left, suspects)):
             self._add_alone(
                 lines,
                 _share(chunk, count_lines(lines)),
@@ -269,6 +313,23 @@ class _Batch:
                 deaths_alone=chunks.c.deaths_alone + deaths_alone,
             )
         )
+
+    def _give_up(
+        self, lines: list[Range], input_bytes: int, *, pool_id: str, model: str | None
+    ) -> None:
+        """Leave each of these lines to the ender, untried."""
+        _log.warning("suspects_given_up", batch=self.batch.id, lines=count_lines(lines))
+        for first, count in lines:
+            for line in range(first, first + count):
+                self._add_alone(
+                    [(line, 1)],
+                    input_bytes // max(1, count_lines(lines)),
+                    pool_id=pool_id,
+                    model=model,
+                    attempts=0,
+                    deaths=1,
+                    deaths_alone=UNTRIED_DEATHS,
+                )
 
     def _add_alone(
         self,
@@ -312,30 +373,3 @@ class _Batch:
 def _share(chunk: Row, lines: int) -> int:
     """Input bytes of some of a chunk's lines, taken as equally long."""
     return int(chunk.input_bytes * lines // max(1, chunk.line_count))
-
-
-POISON: Final = sa.and_(
-    sa.text("state <> 'done'"),
-    chunks.c.state == chunks_repo.QUEUED,
-    chunks.c.deaths_alone >= sa.bindparam("max_attempts"),
-)
-"""Chunks of one line that is not tried again."""
-
-
-def poison(connection: sa.Connection, max_attempts: int, now_ms: int) -> list[Row]:
-    """Return the chunks whose single line is to be given up, of batches that run."""
-    query = (
-        sa.select(
-            chunks.c.id,
-            chunks.c.batch_id,
-            chunks.c.project_id,
-            chunks.c.dispatch,
-            chunks.c.first_line,
-            batches.c.input_parts,
-            batches.c.index_blob,
-        )
-        .join(batches, batches.c.id == chunks.c.batch_id)
-        .where(POISON, batches.c.sealed_ms.is_(None), batches.c.retry_ms <= now_ms)
-        .limit(64)
-    )
-    return list(connection.execute(query, {"max_attempts": max_attempts}))

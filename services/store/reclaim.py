@@ -7,7 +7,7 @@ import sqlalchemy as sa
 
 from protos.nightshift.v1 import dispatch_pb2
 from services.kit.ids import IdGenerator
-from services.store import attempts_repo, chunks_repo, quarantine
+from services.store import attempts_repo, chunks_repo, deaths_repo, quarantine
 from services.store.domain.state import BatchStatus
 from services.store.leases import Leases
 from services.store.models import batches, chunks
@@ -26,7 +26,7 @@ _RUNS: Final = sa.and_(
     batches.c.retry_ms <= sa.bindparam("now_ms"),
 )
 _OPEN: Final = (
-    sa.select(chunks.c.id, chunks.c.pool_id)
+    sa.select(chunks.c.id, chunks.c.pool_id, chunks.c.project_id)
     .join(batches, batches.c.id == chunks.c.batch_id)
     # Word for word the condition of the index of open chunks.
     .where(sa.text("state <> 'done'"), _RUNS)
@@ -112,11 +112,20 @@ def _unopened(
 
 
 def _next_alone(connection: sa.Connection, max_attempts: int, now_ms: int) -> list[str]:
-    """The first waiting chunk of each pool in which none runs alone now."""
+    """The first waiting chunk of each pool in which none runs alone now.
+
+    Those of projects whose lines have ended fewer engines lately come first.
+    """
     busy = set(
         connection.scalars(
-            sa.select(chunks.c.pool_id).where(
-                sa.text("state <> 'done'"), chunks.c.state == chunks_repo.OUT, chunks.c.alone
+            sa.select(chunks.c.pool_id)
+            .join(batches, batches.c.id == chunks.c.batch_id)
+            .where(
+                sa.text("state <> 'done'"),
+                chunks.c.state == chunks_repo.OUT,
+                chunks.c.alone,
+                # One of a batch that waits is given back unopened, and holds up no other.
+                sa.or_(batches.c.retry_ms <= now_ms, chunks.c.lease_until_ms > now_ms),
             )
         )
     )
@@ -128,8 +137,12 @@ def _next_alone(connection: sa.Connection, max_attempts: int, now_ms: int) -> li
         ),
         {"now_ms": now_ms},
     )
-    first: dict[str, str] = {}
+    deaths = deaths_repo.recent(connection, now_ms)
+    first: dict[str, tuple[float, str]] = {}
     for row in waiting:
         if row.pool_id not in busy:
-            first.setdefault(row.pool_id, row.id)
-    return list(first.values())
+            mine = (deaths.get((row.project_id, row.pool_id), 0.0), row.id)
+            # Of equals the earlier one stays.
+            if row.pool_id not in first or mine[0] < first[row.pool_id][0]:
+                first[row.pool_id] = mine
+    return [chunk_id for _, chunk_id in first.values()]

@@ -46,7 +46,7 @@ class StoreSettings(BusSettings):
     max_result_bytes: int = Field(256 * MIB, ge=64 * 1024, le=1024 * MIB)
     max_reported_errors: int = Field(100, gt=0)
     lease_seconds: float = Field(15.0, gt=0)
-    max_attempts: int = Field(3, gt=0)
+    max_attempts: int = Field(3, gt=0, lt=1_000_000)
     #: Lets the lines of a batch name several models, each of which runs on its own pool.
     mixed_models: bool = False
     #: `full` syncs every commit to disk before it is acknowledged; `relaxed` may lose the last

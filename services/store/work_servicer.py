@@ -1,7 +1,7 @@
 """The gRPC service `Work`: lines out, results in, and who may do which of them."""
 
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, Final
 
 from protos.nightshift.v1 import work_pb2, work_pb2_grpc
 from services.kit.errors import InvalidRequestError
@@ -25,6 +25,10 @@ from services.store.engines_repo import EngineNotes
 from services.store.input_reader import IndexPendingError, InputReader
 
 _Context = Any  # ServicerContext is generic in its stubs only
+
+
+MOST_START_MS: Final = 3_600_000
+"""A start of an engine that takes longer counts as so long."""
 
 
 class WorkServicer(work_pb2_grpc.WorkServicer):
@@ -353,6 +357,7 @@ class WorkServicer(work_pb2_grpc.WorkServicer):
                 request.executor_id,
                 started,
                 complete=request.complete,
+                start_ms=min(max(0, request.start_ms), MOST_START_MS),
                 new_id=self._context.new_id,
                 now_ms=self._context.now_ms(),
             ),

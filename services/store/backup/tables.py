@@ -7,10 +7,12 @@ import sqlalchemy as sa
 
 from services.store import (  # noqa: F401 - imported for their tables
     key_tables,
+    ledger_tables,
     uploads_tables,
     webhook_tables,
 )
-from services.store.models import commit_marks, counters, metadata, outbox, projects, segments
+from services.store.ledger_tables import commit_marks
+from services.store.models import counters, metadata, outbox, projects, segments
 
 Told = Callable[[int], None]
 

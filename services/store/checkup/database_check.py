@@ -6,6 +6,7 @@ import sqlalchemy as sa
 
 from services.store import (  # noqa: F401 - most are imported for their tables
     key_tables,
+    ledger_tables,
     migrate,
     uploads_tables,
     webhook_tables,

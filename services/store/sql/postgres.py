@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError
 
 from services.kit.log import get_logger
 from services.kit.settings import SettingsError
-from services.store.models import commit_marks
+from services.store.ledger_tables import commit_marks
 from services.store.sql.dialect import Head, Mark
 from services.store.sql.faults import may_pass, unavailable
 from services.store.sql.text import register_text

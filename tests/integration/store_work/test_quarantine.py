@@ -11,7 +11,8 @@ import sqlalchemy as sa
 
 from protos.nightshift.v1 import batches_pb2, dispatch_pb2, work_pb2
 from services.kit.result_line import MESSAGES
-from services.store.models import batches, blobs, chunks
+from services.store.domain.death_budget import FREE_DEATHS, MOST_DEATHS, SHARE
+from services.store.models import batches, blobs, chunks, projects
 from tests.integration.store_work.harness import Store
 from tests.integration.store_work.losing import input_taken
 from tests.integration.store_work.worker import ranges_of
@@ -26,11 +27,22 @@ def lines_in(ranges: list[tuple[int, int]]) -> list[int]:
     return [line for first, count in ranges for line in range(first, first + count)]
 
 
+async def handed_out(store: Store) -> list[dispatch_pb2.Dispatch]:
+    """Return what is handed out next, after whatever a batch is held for; empty at the end."""
+    while True:
+        dispatches = await store.reclaim()
+        held = sa.select(batches.c.id).where(batches.c.retry_ms > store.context.now_ms())
+        if dispatches or not await store.sql(held.where(batches.c.sealed_ms.is_(None))):
+            return dispatches
+        store.clock.advance(5)
+
+
 class Engine:
     """A fake engine that dies of some lines; what else it is given it answers."""
 
-    def __init__(self, store: Store, batch_id: str, poison: set[int]) -> None:
+    def __init__(self, store: Store, batch_id: str, poison: set[int], *, start_ms: int = 0) -> None:
         self.store = store
+        self.start_ms = start_ms
         self.batch_id = batch_id
         self.poison = poison
         self.deaths = 0
@@ -43,16 +55,15 @@ class Engine:
         lines = lines_in(ranges_of(attempt.lines))
         if self.poison & set(lines):
             self.deaths += 1
-            await self.store.died({attempt.token: ranges_of(attempt.lines)}, complete=True)
+            await self.store.died(
+                {attempt.token: ranges_of(attempt.lines)}, complete=True, start_ms=self.start_ms
+            )
         else:
             await self.store.finish(attempt.token, lines, self.batch_id)
 
     async def run_to_the_end(self) -> None:
         """Run what is handed out until nothing is, at most one chunk alone at a time."""
-        while True:
-            dispatches = await self.store.reclaim()
-            if not dispatches:
-                return
+        while dispatches := await handed_out(self.store):
             assert sum(each.alone for each in dispatches) <= 1
             assert [each.alone for each in dispatches] == sorted(
                 (each.alone for each in dispatches), reverse=True
@@ -310,7 +321,7 @@ async def test_two_executors_with_several_killers_condemn_nobody_else(store: Sto
         started = {each.token: ranges_of(each.lines) for each in opened}
         await store.died(started, f"e{executor}", complete=True)
         deaths += 1
-    while waiting := await store.reclaim():
+    while waiting := await handed_out(store):
         for number, dispatch in enumerate(waiting):
             assert dispatch.alone
             executor = f"e{(deaths + number) % 2}"
@@ -328,6 +339,70 @@ async def test_two_executors_with_several_killers_condemn_nobody_else(store: Sto
         output, error = await store.end_files(batch_id)
         assert {line["custom_id"] for line in error} == {f"r{line}" for line in expected}
         assert len(output) == 48 - len(expected)
+
+
+async def test_a_batch_of_killers_gets_a_share_of_its_pool_and_ends(store: Store) -> None:
+    """Each engine takes 20 s to start; there is one."""
+    batch_id = await store.batch(60)
+    (dispatch,) = await store.cut((batch_id, 60))
+    engine = Engine(store, batch_id, set(range(60)), start_ms=20_000)
+    began = store.clock.now()
+    await engine.run(dispatch)
+    await engine.run_to_the_end()
+    # One more, which made all of them suspects; and each part that waited then dies once.
+    assert FREE_DEATHS < engine.deaths <= MOST_DEATHS + 1 + 2 * math.log2(60)
+    assert store.clock.now() - began >= (engine.deaths - 2 - FREE_DEATHS) * 20 / SHARE
+    await store.turn()
+    batch = await store.get(batch_id)
+    assert (batch.status, batch.request_counts.failed) == (COMPLETED, 60)
+    _, error = await store.end_files(batch_id)
+    assert [line["custom_id"] for line in error] == [f"r{n}" for n in range(60)]
+    assert {line["error"]["code"] for line in error} == {"engine_failure"}
+    assert {line["error"]["message"] for line in error} == {
+        MESSAGES["engine_failure"],
+        MESSAGES["engine_failure untried"],
+    }
+
+
+async def test_a_batch_that_is_held_says_why(store: Store) -> None:
+    batch_id = await store.batch(60)
+    (dispatch,) = await store.cut((batch_id, 60))
+    engine = Engine(store, batch_id, set(range(60)), start_ms=20_000)
+    await engine.run(dispatch)
+    while dispatches := await store.reclaim():
+        for each in dispatches:
+            await engine.run(each)
+    reason = (await store.get(batch_id)).nightshift.reason
+    assert "its lines ended the engine 11 times" in reason
+    # Nothing more of it is cut, and it goes on by itself.
+    assert [each.batch_id for each in (await store.window()).batches] == []
+    store.clock.advance(20 / SHARE + 1)
+    assert len(await store.reclaim()) == 1
+
+
+async def test_suspects_of_others_come_before_those_of_a_batch_of_killers(store: Store) -> None:
+    killers = await store.batch(8)
+    other = projects.insert().values(id="other", created_at=1)
+    await store.context.db.write("test.step", lambda connection: connection.execute(other))
+    store.project_id = "other"
+    sound = await store.batch(8)
+    store.project_id = "default"
+    (dispatch,) = await store.cut((killers, 8))
+    engine = Engine(store, killers, set(range(8)))
+    await engine.run(dispatch)
+    (alone,) = await store.reclaim()
+    await engine.run(alone)
+    # Its lines were in an engine with one that kills.
+    (dispatch,) = await store.cut((sound, 8))
+    attempt = await store.open(dispatch)
+    await store.died({attempt.token: [(0, 4)]})
+    batch_ids = []
+    for _ in range(2):
+        (alone,) = [each for each in await store.reclaim() if each.alone]
+        batch_ids.append(alone.batch_id)
+        attempt = await store.open(alone)
+        await store.finish(attempt.token, lines_in(ranges_of(attempt.lines)), sound)
+    assert batch_ids == [sound, sound]
 
 
 async def test_a_restarted_executor_gives_up_what_its_last_process_held(store: Store) -> None:

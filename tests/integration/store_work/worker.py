@@ -228,11 +228,15 @@ class Worker(Client):
         executor: str = "e0",
         *,
         complete: bool = False,
+        start_ms: int = 0,
     ) -> None:
         with our_errors():
             await self.work.ReportDeath(
                 work_pb2.ReportDeathRequest(
-                    executor_id=executor, attempts=beats(started), complete=complete
+                    executor_id=executor,
+                    attempts=beats(started),
+                    complete=complete,
+                    start_ms=start_ms,
                 ),
                 metadata=self.metadata,
             )

@@ -48,6 +48,26 @@ def upgrade() -> None:
             postgresql_where=sa.text(where),
         )
     op.create_table(
+        "pool_deaths",
+        sa.Column("project_id", sa.String(length=64), nullable=False),
+        sa.Column("pool_id", sa.String(length=64), nullable=False),
+        sa.Column("deaths", sa.Float(), nullable=False),
+        sa.Column("at_ms", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["project_id"], ["projects.id"], name=op.f("fk_pool_deaths_project_id")
+        ),
+        sa.PrimaryKeyConstraint("project_id", "pool_id", name=op.f("pk_pool_deaths")),
+    )
+    with op.batch_alter_table("batches", schema=None) as batch_op:
+        batch_op.add_column(
+            sa.Column(
+                "engine_deaths",
+                sa.BigInteger().with_variant(sa.Integer(), "sqlite"),
+                nullable=False,
+                server_default="0",
+            )
+        )
+    op.create_table(
         "commit_marks",
         sa.Column("store", sa.String(length=64), nullable=False),
         sa.Column("nonce", sa.String(length=32), nullable=False),
@@ -60,4 +80,7 @@ def downgrade() -> None:
     for name, table, _, _ in _INDEXES:
         op.drop_index(name, table_name=table)
     op.create_index("ix_files_expires_at", "files", ["expires_at"])
+    with op.batch_alter_table("batches", schema=None) as batch_op:
+        batch_op.drop_column("engine_deaths")
+    op.drop_table("pool_deaths")
     op.drop_table("commit_marks")
