@@ -85,7 +85,6 @@ def test_unanswered_line(code: str) -> None:
     assert parsed["response"] is None
     assert set(parsed["error"]) == {"code", "message"}
     assert parsed["error"]["code"] == code.split(maxsplit=1)[0]
-    assert parsed["error"]["message"] == result_line.MESSAGES[code]
     assert orjson.loads(line) == parsed
 
 
