@@ -48,13 +48,15 @@ async def take(world: World, batch_id: str) -> dispatch_pb2.Dispatch:
     return found[0]
 
 
-async def open_chunk(world: World, batch_id: str) -> work_pb2.AttemptOpened:
+async def open_chunk(
+    world: World, batch_id: str, incarnation: str = "i0"
+) -> work_pb2.AttemptOpened:
     """Take a chunk and open an attempt of it."""
     opened: list[work_pb2.AttemptOpened] = []
 
     async def try_once() -> bool:
         dispatch = await take(world, batch_id)
-        answer = await world.do(lambda asker: asker.deliver(dispatch))
+        answer = await world.do(lambda asker: asker.deliver(dispatch, incarnation=incarnation))
         if answer.WhichOneof("outcome") == "opened":
             opened.append(answer.opened)
         return bool(opened)
@@ -81,7 +83,9 @@ def failed(number: int) -> list[int]:
     return [number] if number % 4 == 3 else []
 
 
-async def work_off(world: World, batch_id: str, *, long: Collection[int] = ()) -> None:
+async def work_off(
+    world: World, batch_id: str, *, long: Collection[int] = (), incarnation: str = "i0"
+) -> None:
     """Run what is left of a batch until it is completed."""
 
     async def try_once() -> bool:
@@ -90,7 +94,8 @@ async def work_off(world: World, batch_id: str, *, long: Collection[int] = ()) -
         if await left(world, batch_id):
             # An attempt that is over: its lines are handed out anew.
             with contextlib.suppress(ConflictError):
-                await answer(world, batch_id, await open_chunk(world, batch_id), long=long)
+                opened = await open_chunk(world, batch_id, incarnation)
+                await answer(world, batch_id, opened, long=long)
         return False
 
     await world.until(try_once)

@@ -82,7 +82,7 @@ async def death(world: World) -> Check:
     await world.arm()
     await world.do(lambda asker: asker.died({opened.token: [(0, 2)]}))
     await world.do(lambda asker: asker.register(incarnation="i1"))
-    await hands.work_off(world, batch_id)
+    await hands.work_off(world, batch_id, incarnation="i1")
 
     async def check() -> None:
         await hands.check_completed(world, batch_id)
