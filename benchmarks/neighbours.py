@@ -21,7 +21,7 @@ SHARE: Final = 0.8
 _ARGUMENTS: Final = ("--engine", "simulated", "--executors", "2")
 _ENVIRONMENT: Final = {"NIGHTSHIFT_STORE_WEBHOOKS_ALLOW_PRIVATE": "true"}
 _SEATS: Final = 128
-_LINES: Final = 2_500
+_LINES: Final = 15_000
 _LINE_MS: Final = 100
 _BESIDE_SECONDS: Final = 40.0
 """Bob is given so long beside each neighbour; what is not done by then is not counted."""

@@ -10,7 +10,7 @@ from typing import Final
 
 FREE_DEATHS: Final = 10.0
 """Deaths that hold nothing up: about what finding one poison line takes."""
-SHARE: Final = 0.15
+SHARE: Final = 0.1
 """Of a pool's time, what deaths beyond those may take."""
 MOST_DEATHS: Final = 40
 """Deaths of one batch; after them its suspects are given up together, without being searched."""
