@@ -1,6 +1,8 @@
 """Settings of an executor: NIGHTSHIFT_EXECUTOR_… and what all services share."""
 
+import re
 import shlex
+import socket
 from pathlib import Path
 from typing import Literal
 
@@ -9,6 +11,10 @@ from pydantic_settings import SettingsConfigDict
 
 from services.kit.ids import PoolId, pool_id_of
 from services.kit.settings import BusSettings, Listen, MaybeListen, Stores
+
+
+def _host_name() -> str:
+    return re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname())[:64] or "executor"
 
 
 class ExecutorSettings(BusSettings):
@@ -23,8 +29,8 @@ class ExecutorSettings(BusSettings):
     )
     store: Stores = "127.0.0.1:7401"
     """The store, `host:port`, or several that share a database, separated by commas."""
-    name: str = Field("executor-0", pattern=r"^[A-Za-z0-9_-]{1,64}$")
-    """Unique in the fleet."""
+    name: str = Field(default_factory=_host_name, pattern=r"^[A-Za-z0-9_-]{1,64}$")
+    """Unique in the fleet. The host's name, which each container has one of its own of."""
     engine: Literal["simulated", "vllm"] = "simulated"
     models: str = "simulated"
     """`NAME=PATH,…`, or names only for an engine without files; the first names the pool.

@@ -68,15 +68,15 @@ def test_a_gateway_opens_itself_only_where_it_is_told_to(monkeypatch: pytest.Mon
 
 def test_executors_have_names_of_their_own() -> None:
     names = [
-        (one.where, one.environment["NIGHTSHIFT_EXECUTOR_NAME"])
+        (one.where, one.environment.get("NIGHTSHIFT_EXECUTOR_NAME", ""))
         for one in containers()
         if one.service == "executor"
     ]
-    # The CPU and the CUDA executor of compose are two ways to run the same one.
+    # A container of compose has its host name, so that a service can be scaled.
     assert sorted(names) == [
-        ("compose", "simulated-0"),
-        ("compose", "vllm-0"),
-        ("compose", "vllm-0"),
+        ("compose", ""),
+        ("compose", ""),
+        ("compose", ""),
         ("nomad", "cuda-0"),
         ("nomad", "simulated-0"),
     ]

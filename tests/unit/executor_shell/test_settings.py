@@ -85,3 +85,8 @@ def test_the_simulated_engine_takes_no_arguments(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("NIGHTSHIFT_EXECUTOR_ENGINE_ARGS", "--seats 3")
     with pytest.raises(SettingsError, match="no arguments"):
         make_engine(ExecutorSettings.load(), "0")
+
+
+def test_its_name_is_its_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "gpu7.example.org")
+    assert ExecutorSettings.load().name == "gpu7-example-org"
