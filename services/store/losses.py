@@ -133,16 +133,22 @@ def _close(connection: sa.Connection, token: str, now_ms: int) -> bool:
 
 async def found_again(context: Context, batch_id: str) -> None:
     """Let a batch run as if nothing had been missing."""
-    await context.db.write("batch.found_again", lambda connection: _found(connection, batch_id))
+    now_ms = context.now_ms()
+    await context.db.write(
+        "batch.found_again", lambda connection: _found(connection, batch_id, now_ms)
+    )
 
 
-def _found(connection: sa.Connection, batch_id: str) -> None:
+def _found(connection: sa.Connection, batch_id: str, now_ms: int) -> None:
     connection.execute(
         batches.update()
         .where(
             batches.c.id == batch_id,
             batches.c.status == BatchStatus.IN_PROGRESS.value,
             batches.c.fault.is_not(None),
+            # What was begun before a batch was held for its engine deaths reads on, and ends no
+            # hold.
+            sa.or_(batches.c.tries > 0, batches.c.retry_ms <= now_ms),
         )
         .values(fault=None, tries=0, retry_ms=0)
     )

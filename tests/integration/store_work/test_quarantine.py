@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from protos.nightshift.v1 import batches_pb2, dispatch_pb2, work_pb2
 from services.kit.result_line import MESSAGES
+from services.store import losses
 from services.store.domain.death_budget import FREE_DEATHS, MOST_DEATHS, SHARE
 from services.store.models import batches, blobs, chunks, projects
 from tests.integration.store_work.harness import Store
@@ -374,6 +375,9 @@ async def test_a_batch_that_is_held_says_why(store: Store) -> None:
             await engine.run(each)
     reason = (await store.get(batch_id)).nightshift.reason
     assert "its lines ended the engine 11 times" in reason
+    # An attempt of before that reads its lines only now ends no hold.
+    await losses.found_again(store.context, batch_id)
+    assert await store.reclaim() == []
     # Nothing more of it is cut, and it goes on by itself.
     assert [each.batch_id for each in (await store.window()).batches] == []
     store.clock.advance(20 / SHARE + 1)
