@@ -3,8 +3,9 @@
 from collections.abc import AsyncIterator
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
+import grpc
 import structlog
 from google.protobuf.message import Message
 from opentelemetry import context as trace_context
@@ -17,7 +18,7 @@ from services.gateway.context import Context
 from services.gateway.pace import Pace
 from services.gateway.shares import Shares
 from services.kit import interceptors, rpc, telemetry
-from services.kit.errors import RateLimitedError
+from services.kit.errors import InvalidRequestError, RateLimitedError
 from services.kit.interceptors import Call, metadata_value
 from services.kit.log import get_logger
 
@@ -27,6 +28,8 @@ MAX_CALLS: Final = 4_096
 """gRPC calls at once, watches of health included."""
 OTHER_CALLS: Final = 256
 """On top of those, so that whoever is refused hears why."""
+MAX_CONNECTIONS: Final = 512
+"""gRPC connections at once."""
 IDLE_CONNECTION_MS: Final = 300_000
 """A connection without a call for so long is closed."""
 
@@ -129,6 +132,48 @@ class AuthInterceptor(interceptors.AroundInterceptor):
             outer = tuple(context.trailing_metadata() or ())
             context.set_trailing_metadata((*outer, *allowance.headers()))
             allowance.check()
+
+
+class FirstMessageInterceptor(grpc.aio.ServerInterceptor):
+    """Waits for the one message of a unary call inside of the other interceptors.
+
+    gRPC would wait for it before any of them, so that calls whose message never comes would be
+    counted for no address and never end.
+    """
+
+    def __init__(self) -> None:
+        """Know no method yet."""
+        self._known: dict[str, tuple[interceptors.Handler, interceptors.Handler]] = {}
+
+    async def intercept_service(
+        self,
+        continuation: interceptors.Continuation,
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> interceptors.Handler:
+        """Take a unary request as a stream of one; on the wire they are the same."""
+        handler = await continuation(handler_call_details)
+        if handler is None or handler.request_streaming:
+            return handler
+        method = handler_call_details.method
+        known = self._known.get(method)
+        if known is None or known[0] is not handler:
+            known = self._known[method] = (handler, self._of_stream(handler))
+        return known[1]
+
+    def _of_stream(self, handler: Any) -> interceptors.Handler:
+        async def one(requests: AsyncIterator[Any], context: Call) -> Any:
+            request: Any = await Pace().wait(anext(requests, None))
+            if request is None:
+                raise InvalidRequestError("The call has no message.")
+            answer = (handler.unary_unary or handler.unary_stream)(request, context)
+            return await answer
+
+        make = (
+            grpc.stream_stream_rpc_method_handler
+            if handler.response_streaming
+            else grpc.stream_unary_rpc_method_handler
+        )
+        return make(one, handler.request_deserializer, handler.response_serializer)
 
 
 class Servicer:

@@ -20,8 +20,10 @@ from services.gateway.download import SEND_SECONDS, refuse_download
 from services.gateway.grpc_call import (
     IDLE_CONNECTION_MS,
     MAX_CALLS,
+    MAX_CONNECTIONS,
     OTHER_CALLS,
     AuthInterceptor,
+    FirstMessageInterceptor,
     Frames,
     RequestInterceptor,
     Servicer,
@@ -81,6 +83,7 @@ async def start_public_server(context: Context, listen: str) -> rpc.RunningServe
         interceptors.ErrorsInterceptor(),
         ShareInterceptor(),
         AuthInterceptor(context),
+        FirstMessageInterceptor(),
     ]
     return await rpc.start_server(
         listen,
@@ -88,7 +91,10 @@ async def start_public_server(context: Context, listen: str) -> rpc.RunningServe
         around,
         setting="NIGHTSHIFT_GATEWAY_GRPC_LISTEN",
         most_calls=MAX_CALLS + OTHER_CALLS,
-        options=[("grpc.max_connection_idle_ms", IDLE_CONNECTION_MS)],
+        options=[
+            ("grpc.max_connection_idle_ms", IDLE_CONNECTION_MS),
+            ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
+        ],
     )
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import socket
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -137,6 +138,8 @@ async def _http(context: Context, listener: socket.socket) -> AsyncIterator[uvic
         log_config=None,
         access_log=False,
         server_header=False,
+        # Else whoever is on this machine names the address that it is counted by.
+        proxy_headers="FORWARDED_ALLOW_IPS" in os.environ,
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=int(service.DRAIN_SECONDS),

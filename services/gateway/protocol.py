@@ -27,8 +27,8 @@ BUSY_HEAD_SECONDS: Final = 5.0
 
 MAX_CONNECTIONS: Final = 8_192
 """Connections at once; an idle one takes some 10 KiB."""
-OTHER_DESCRIPTORS: Final = 256
-"""Files and sockets that the process needs beside them: its log, the store, the gRPC port."""
+OTHER_DESCRIPTORS: Final = 256 + 512
+"""Files and sockets that the process needs beside them: its log, the store; and those of gRPC."""
 _LOG_SECONDS: Final = 60.0
 
 LINGER_SECONDS: Final = 1.0

@@ -91,7 +91,9 @@ class HealthRoutes:
     async def metrics(self, request: Request) -> Response:
         """Return what Prometheus scrapes, from this machine only once there are keys."""
         self._context.sites.check(request)
-        here = is_loopback(caller_address(request.scope))
+        # A proxy on this machine passes on what others ask.
+        is_passed_on = "x-forwarded-for" in request.headers
+        here = is_loopback(caller_address(request.scope)) and not is_passed_on
         if not here and await self._context.auth.keys_needed():
             raise PermissionError_(
                 "Metrics are served to this machine only. (HINT: "

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
 import httpx2
@@ -51,14 +52,14 @@ async def small(
 
 
 async def idle_upload(
-    at: Listening, project: str
+    at: Listening, project: str, more: str = ""
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Begin an upload that does not go on."""
     reader, writer = await asyncio.open_connection("127.0.0.1", at.http_port)
     head = (
         "POST /v1/files HTTP/1.1\r\nhost: localhost\r\n"
         f"authorization: Bearer {KEYS[project]}\r\ncontent-length: 9000000\r\n"
-        "content-type: multipart/form-data; boundary=b\r\n\r\n"
+        f"content-type: multipart/form-data; boundary=b\r\n{more}\r\n"
     )
     writer.write(head.encode() + FORM)
     return reader, writer
@@ -145,6 +146,50 @@ async def test_idle_connections_of_one_address_leave_room_for_others(small: List
             return (await client.get(url)).status_code == 200
 
     await eventually(taken_again)
+
+
+async def test_calls_whose_message_does_not_come_are_counted(small: Listening) -> None:
+    async with rpc.open_channel(f"127.0.0.1:{small.grpc_port}") as channel:
+        begin = channel.stream_unary("/grpc.health.v1.Health/Check")
+        calls: list[Any] = [begin() for _ in range(2)]
+
+        async def refused() -> bool:
+            try:
+                await health_pb2_grpc.HealthStub(channel).Check(  # type: ignore[attr-defined]
+                    health_pb2.HealthCheckRequest()
+                )
+            except grpc.aio.AioRpcError as error:
+                return "too many calls from this address" in str(error.details())
+            return False
+
+        await eventually(refused)
+        for call in calls:
+            call.cancel()
+
+
+async def test_nobody_names_the_address_that_it_is_counted_by(
+    one_store: ScriptedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without keys addresses count."""
+    monkeypatch.setattr("services.gateway.clients.MAX_UPLOADS", 4)
+    one_store.forget()
+    settings = GatewaySettings(
+        listen="127.0.0.1:0", grpc_listen="127.0.0.1:0", store=f"127.0.0.1:{one_store.port}"
+    )
+    async with running(settings, SECRET) as open_to_all:
+        made = [
+            await idle_upload(open_to_all, "a", f"x-forwarded-for: 192.0.2.{n}\r\n")
+            for n in range(3)
+        ]
+        answers = [asyncio.create_task(answer_of(reader)) for reader, _ in made]
+        done, _ = await asyncio.wait(answers, return_when=asyncio.FIRST_COMPLETED)
+        assert [task.result()[0] for task in done] == [429]
+        for task in answers:
+            task.cancel()
+        for _, each in made:
+            each.transport.abort()
+        await asyncio.gather(*answers, return_exceptions=True)
+    one_store.forget()
 
 
 async def test_watches_of_health_without_a_key_are_bounded(small: Listening) -> None:
