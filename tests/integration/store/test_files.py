@@ -325,7 +325,9 @@ async def test_a_deleted_file_goes_once_nothing_runs_on_it(client: Client, befor
     assert b"batch_cancelled" in await client.download(ended.error_file_id)
 
 
-async def test_a_second_store_on_the_same_data_refuses_to_start(client: Client) -> None:
+async def test_a_second_store_on_the_same_data_refuses_to_start(
+    client: Client, tmp_path: Path
+) -> None:
     second = StoreProcess(client.store.data)
     second.start()
     assert second.process is not None
@@ -333,7 +335,7 @@ async def test_a_second_store_on_the_same_data_refuses_to_start(client: Client) 
     assert "another store works on" in client.store.log()
     # From a directory of its own, too.
     url = f"sqlite:///{client.store.data / 'nightshift.db'}"
-    third = StoreProcess(client.store.data / "third", {"NIGHTSHIFT_STORE_DATABASE_URL": url})
+    third = StoreProcess(tmp_path / "third", {"NIGHTSHIFT_STORE_DATABASE_URL": url})
     third.start()
     assert third.process is not None
     assert third.process.wait(20) == 2
