@@ -48,7 +48,7 @@ NO_WRITE_PATH = (
 """Parts of services/ that leave nothing durable behind."""
 
 SEAMS = (
-    "kit/failpoints.py",
+    "kit/process/failpoints.py",
     "store/database.py",
     "store/sql",
     "store/blobs",

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from protos.nightshift.v1 import admin_pb2, admin_pb2_grpc, batches_pb2, models_pb2
-from services.kit import rpc
-from services.kit.errors import from_rpc_error
-from services.kit.ids import pool_id_of
+from services.kit.calls import rpc
+from services.kit.wire.errors import from_rpc_error
+from services.kit.wire.ids import pool_id_of
 
 T = TypeVar("T")
 

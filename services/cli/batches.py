@@ -23,7 +23,7 @@ from services.cli.client import (
 from services.cli.outputs import Output
 from services.cli.progress import choose_display, counts_of, follow, print_json, reason_of
 from services.cli.table import local_time, print_table
-from services.kit.endpoints import ENDPOINTS
+from services.kit.wire.endpoints import ENDPOINTS
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="For programs: JSON lines.")
 

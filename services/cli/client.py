@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import click
 
 from services.cli.secret_options import from_file
-from services.kit.api_keys import Form, form_of
+from services.kit.wire.api_keys import Form, form_of
 
 if TYPE_CHECKING:
     # Half a second of processor time, which commands that call no server are spared.

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from services.kit import failpoints
-from services.kit.bus_roles import ROLES, authorization
+from services.kit.messages.bus_roles import ROLES, authorization
+from services.kit.process import failpoints
 
 OWNER_VARIABLE: Final = "NIGHTSHIFT_UP_DATA"
 """Set for every child to its data directory, so that a pid read from a file is known as ours."""

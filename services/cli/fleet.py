@@ -18,8 +18,8 @@ from services.cli.environment import environment_of, import_path
 from services.cli.plan import Address, ExecutorPlan, Plan
 from services.cli.ports import is_open
 from services.cli.supervisor import Child, ChildSpec
-from services.kit.bus_roles import ROLES
-from services.kit.log import get_logger
+from services.kit.messages.bus_roles import ROLES
+from services.kit.process.log import get_logger
 
 _log = get_logger(__name__)
 
@@ -202,9 +202,9 @@ class Fleet:
             StartError: it refused, or cannot start.
         """
         # Late: these take a while to import, in which the children start.
-        from services.kit.errors import NightshiftError, UnavailableError
-        from services.kit.service import read_secret
-        from services.kit.settings import SettingsError
+        from services.kit.process.service import read_secret
+        from services.kit.process.settings import SettingsError
+        from services.kit.wire.errors import NightshiftError, UnavailableError
 
         # A channel that finds nobody tries again ever more slowly; this is at hand at once.
         while not is_open(self._addresses.store):

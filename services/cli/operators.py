@@ -22,10 +22,10 @@ from services.cli.environment import import_path
 from services.cli.fleet import StoreAt
 from services.cli.plan import Address
 from services.cli.ports import FreePorts, is_open
-from services.kit.errors import NightshiftError, UnavailableError
-from services.kit.parent import VARIABLE as DIE_WITH_PARENT
-from services.kit.service import read_secret
-from services.kit.settings import SettingsError
+from services.kit.process.parent import VARIABLE as DIE_WITH_PARENT
+from services.kit.process.service import read_secret
+from services.kit.process.settings import SettingsError
+from services.kit.wire.errors import NightshiftError, UnavailableError
 
 _START_SECONDS: Final = 120.0
 """Bound on the start of a store: a large database may have to be migrated first."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from services.cli.datadir import DataDir, DataDirError
-from services.kit.log import get_logger
+from services.kit.process.log import get_logger
 
 _log = get_logger(__name__)
 

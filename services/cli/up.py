@@ -21,8 +21,8 @@ from services.cli.datadir import DataDir, DataDirError
 from services.cli.fleet import Addresses, Fleet, Guard, StartError
 from services.cli.plan import Address, Plan, PlanError
 from services.cli.ports import FreePorts, is_free
-from services.kit import log
-from services.kit.parent import stop_with_parent
+from services.kit.process import log
+from services.kit.process.parent import stop_with_parent
 
 DEFAULT_LISTEN: Final = "127.0.0.1:8000"
 DEFAULT_GRPC_PORT: Final = 8001

@@ -13,7 +13,7 @@ from services.executor.engines.base import (
     error_body,
     refusal,
 )
-from services.kit.log import get_logger
+from services.kit.process.log import get_logger
 
 _log = get_logger(__name__)
 

@@ -11,8 +11,8 @@ from protos.nightshift.v1.work_pb2 import AttemptOpened
 from services.executor.engines.base import EngineResponse
 from services.executor.envelope import Line
 from services.executor.results import ResultBuffer
-from services.kit.bus import Delivery
-from services.kit.ids import uuid7_hex
+from services.kit.messages.bus import Delivery
+from services.kit.wire.ids import uuid7_hex
 
 
 class Running:

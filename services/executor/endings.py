@@ -15,11 +15,11 @@ from services.executor.deaths import Death
 from services.executor.reporter import Reporter
 from services.executor.runner import Runner
 from services.executor.store_client import Marks, StoreClient, ranges_of
-from services.kit.bus import ACK_WAIT_SECONDS, BusFault
-from services.kit.clock import Clock
-from services.kit.errors import from_rpc_error
-from services.kit.log import get_logger
-from services.kit.rpc import CallFault
+from services.kit.calls.rpc import CallFault
+from services.kit.messages.bus import ACK_WAIT_SECONDS, BusFault
+from services.kit.process.clock import Clock
+from services.kit.process.log import get_logger
+from services.kit.wire.errors import from_rpc_error
 
 _log = get_logger(__name__)
 

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import orjson
 
-from services.kit.frames import LINE_RECORD
+from services.kit.wire.frames import LINE_RECORD
 
 NO_CUSTOM_ID: Final = b"null"
 

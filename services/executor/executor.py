@@ -21,12 +21,12 @@ from services.executor.reporter import FLUSH_TICK_SECONDS, Reporter
 from services.executor.runner import Runner
 from services.executor.store_client import StoreClient
 from services.executor.supervisor import Supervisor
-from services.kit.bus import Bus
-from services.kit.clock import Clock
-from services.kit.ids import PoolId
-from services.kit.log import get_logger
-from services.kit.loop import Loop
-from services.kit.tasks import end
+from services.kit.messages.bus import Bus
+from services.kit.process.clock import Clock
+from services.kit.process.log import get_logger
+from services.kit.process.loop import Loop
+from services.kit.process.tasks import end
+from services.kit.wire.ids import PoolId
 
 _log = get_logger(__name__)
 

@@ -14,11 +14,11 @@ from services.executor.attempts import Attempt, Attempts
 from services.executor.endings import Endings
 from services.executor.reach import Reach
 from services.executor.store_client import StoreClient, ranges_of
-from services.kit.bus import ACK_WAIT_SECONDS, IN_PROGRESS_SECONDS, BusFault
-from services.kit.clock import Clock
-from services.kit.errors import from_rpc_error
-from services.kit.log import get_logger
-from services.kit.rpc import CallFault
+from services.kit.calls.rpc import CallFault
+from services.kit.messages.bus import ACK_WAIT_SECONDS, IN_PROGRESS_SECONDS, BusFault
+from services.kit.process.clock import Clock
+from services.kit.process.log import get_logger
+from services.kit.wire.errors import from_rpc_error
 
 _log = get_logger(__name__)
 

@@ -5,7 +5,7 @@ import os
 import threading
 from typing import Final
 
-from services.kit.log import get_logger
+from services.kit.process.log import get_logger
 
 _log = get_logger(__name__)
 

@@ -10,12 +10,15 @@ from services.executor.executor import LEAVING_SECONDS, Executor, Identity
 from services.executor.last_resort import end_in_time
 from services.executor.settings import ExecutorSettings
 from services.executor.store_client import StoreClient
-from services.kit import bus, ids, rpc, service, tasks
-from services.kit.bus_login import Login, login_of
-from services.kit.clock import SystemClock
-from services.kit.interceptors import ErrorsInterceptor, TelemetryInterceptor
-from services.kit.log import get_logger
-from services.kit.settings import SettingsError
+from services.kit.calls import rpc
+from services.kit.calls.interceptors import ErrorsInterceptor, TelemetryInterceptor
+from services.kit.messages import bus
+from services.kit.messages.bus_login import Login, login_of
+from services.kit.process import service, tasks
+from services.kit.process.clock import SystemClock
+from services.kit.process.log import get_logger
+from services.kit.process.settings import SettingsError
+from services.kit.wire import ids
 
 _log = get_logger(__name__)
 

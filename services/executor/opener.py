@@ -14,12 +14,12 @@ from services.executor.reach import Reach
 from services.executor.retry import Backoff
 from services.executor.runner import Runner
 from services.executor.store_client import Range, StoreClient, without_first
-from services.kit import telemetry
-from services.kit.bus import ACK_WAIT_SECONDS
-from services.kit.clock import Clock
-from services.kit.errors import ConflictError, LostError, UnavailableError, from_rpc_error
-from services.kit.log import get_logger
-from services.kit.rpc import CallFault
+from services.kit.calls.rpc import CallFault
+from services.kit.messages.bus import ACK_WAIT_SECONDS
+from services.kit.process import telemetry
+from services.kit.process.clock import Clock
+from services.kit.process.log import get_logger
+from services.kit.wire.errors import ConflictError, LostError, UnavailableError, from_rpc_error
 
 _log = get_logger(__name__)
 

@@ -12,10 +12,10 @@ from services.executor.attempts import Attempts
 from services.executor.endings import Tasks
 from services.executor.room import Room, expected_chunk_lines, room_of
 from services.executor.runner import Runner
-from services.kit.bus import Bus, BusFault
-from services.kit.clock import Clock
-from services.kit.ids import PoolId
-from services.kit.log import get_logger
+from services.kit.messages.bus import Bus, BusFault
+from services.kit.process.clock import Clock
+from services.kit.process.log import get_logger
+from services.kit.wire.ids import PoolId
 
 _log = get_logger(__name__)
 

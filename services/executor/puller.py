@@ -11,10 +11,10 @@ from services.executor.opener import Opener
 from services.executor.presence import Presence
 from services.executor.reach import Reach
 from services.executor.retry import Backoff
-from services.kit.bus import ACK_WAIT_SECONDS, Bus, BusFault, Delivery, Puller
-from services.kit.clock import Clock
-from services.kit.ids import PoolId
-from services.kit.log import get_logger
+from services.kit.messages.bus import ACK_WAIT_SECONDS, Bus, BusFault, Delivery, Puller
+from services.kit.process.clock import Clock
+from services.kit.process.log import get_logger
+from services.kit.wire.ids import PoolId
 
 _log = get_logger(__name__)
 

@@ -6,8 +6,8 @@ from typing import Final
 
 from services.executor.retry import Backoff
 from services.executor.store_client import StoreClient
-from services.kit.log import get_logger
-from services.kit.rpc import CallFault
+from services.kit.calls.rpc import CallFault
+from services.kit.process.log import get_logger
 
 _log = get_logger(__name__)
 

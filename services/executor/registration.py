@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from services.executor.engines.base import Engine
 from services.executor.retry import Backoff
 from services.executor.store_client import StoreClient
-from services.kit.errors import UnavailableError, from_rpc_error
-from services.kit.ids import PoolId
-from services.kit.log import get_logger
-from services.kit.rpc import CallFault
+from services.kit.calls.rpc import CallFault
+from services.kit.process.log import get_logger
+from services.kit.wire.errors import UnavailableError, from_rpc_error
+from services.kit.wire.ids import PoolId
 
 _log = get_logger(__name__)
 

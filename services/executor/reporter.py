@@ -13,9 +13,11 @@ from services.executor.engines.base import NO_USAGE, Usage
 from services.executor.results import RESULT_FRAME_BYTES, Frame, error_instead
 from services.executor.retry import Backoff
 from services.executor.store_client import StoreClient
-from services.kit import failpoints
-from services.kit.clock import Clock
-from services.kit.errors import (
+from services.kit.calls.rpc import CallFault, StreamEnd
+from services.kit.process import failpoints
+from services.kit.process.clock import Clock
+from services.kit.process.log import get_logger
+from services.kit.wire.errors import (
     AuthenticationError,
     InvalidRequestError,
     MethodNotAllowedError,
@@ -26,9 +28,7 @@ from services.kit.errors import (
     UnavailableError,
     from_rpc_error,
 )
-from services.kit.frames import FAILED_FLAG
-from services.kit.log import get_logger
-from services.kit.rpc import CallFault, StreamEnd
+from services.kit.wire.frames import FAILED_FLAG
 
 _log = get_logger(__name__)
 

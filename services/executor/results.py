@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Final
 
 from protos.nightshift.v1 import work_pb2
 from services.executor.engines.base import Usage
-from services.kit.errors import NightshiftError, TooLargeError
-from services.kit.frames import FAILED_FLAG, FRAME_BYTES, RESULT_RECORD
-from services.kit.result_line import (
+from services.kit.wire.errors import NightshiftError, TooLargeError
+from services.kit.wire.frames import FAILED_FLAG, FRAME_BYTES, RESULT_RECORD
+from services.kit.wire.result_line import (
     RESULT_REFUSED,
     RESULT_TOO_LARGE,
     custom_id_of,

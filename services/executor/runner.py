@@ -29,11 +29,11 @@ from services.executor.retry import Again, judge
 from services.executor.room import Speed
 from services.executor.seating import Seating
 from services.executor.standstill import Standstill
-from services.kit import failpoints
-from services.kit.clock import Clock
-from services.kit.frames import FAILED_FLAG
-from services.kit.log import get_logger
-from services.kit.result_line import REQUEST_TIMEOUT, no_response_line, success_or_error_line
+from services.kit.process import failpoints
+from services.kit.process.clock import Clock
+from services.kit.process.log import get_logger
+from services.kit.wire.frames import FAILED_FLAG
+from services.kit.wire.result_line import REQUEST_TIMEOUT, no_response_line, success_or_error_line
 
 _log = get_logger(__name__)
 

@@ -9,8 +9,8 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from services.kit.ids import PoolId, pool_id_of
-from services.kit.settings import BusSettings, Listen, MaybeListen, Stores
+from services.kit.process.settings import BusSettings, Listen, MaybeListen, Stores
+from services.kit.wire.ids import PoolId, pool_id_of
 
 
 def _host_name() -> str:

@@ -4,7 +4,8 @@ from collections.abc import AsyncIterator, Iterable
 from typing import Final, Protocol, TypeVar
 
 from protos.nightshift.v1 import common_pb2, work_pb2, work_pb2_grpc
-from services.kit import failpoints, rpc
+from services.kit.calls import rpc
+from services.kit.process import failpoints
 
 Range = tuple[int, int]
 """First line and number of lines."""

@@ -18,8 +18,8 @@ from services.executor.presence import Presence
 from services.executor.retry import Backoff
 from services.executor.runner import Runner
 from services.executor.stall import Stall
-from services.kit.clock import Clock
-from services.kit.log import get_logger
+from services.kit.process.clock import Clock
+from services.kit.process.log import get_logger
 
 _log = get_logger(__name__)
 

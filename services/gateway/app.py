@@ -15,7 +15,7 @@ from services.gateway.routes.models import ModelRoutes
 from services.gateway.routes.uploads import UploadRoutes
 from services.gateway.routes.usage import UsageRoutes
 from services.gateway.routes.webhooks import WebhookRoutes
-from services.kit import telemetry
+from services.kit.process import telemetry
 
 
 def routes(context: Context) -> list[BaseRoute]:

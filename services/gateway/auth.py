@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from services.kit.ids import ProjectId
+from services.kit.wire.ids import ProjectId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

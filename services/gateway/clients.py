@@ -22,10 +22,10 @@ from protos.nightshift.v1 import (
 from services.gateway.auth import Caller
 from services.gateway.pace import IDLE_SECONDS
 from services.gateway.shares import Shares
-from services.kit import rpc
-from services.kit.errors import InternalError, UnavailableError, from_rpc_error
-from services.kit.frames import FRAME_BYTES
-from services.kit.log import get_logger
+from services.kit.calls import rpc
+from services.kit.process.log import get_logger
+from services.kit.wire.errors import InternalError, UnavailableError, from_rpc_error
+from services.kit.wire.frames import FRAME_BYTES
 
 CONNECT_SECONDS: Final = 5.0
 """A store that restarts is waited for this long before a stream is opened."""

@@ -10,7 +10,7 @@ from services.gateway.clients import Store
 from services.gateway.events import Watchers
 from services.gateway.limits import Allowance, RequestLimiter
 from services.gateway.sites import Sites
-from services.kit.ids import IdGenerator
+from services.kit.wire.ids import IdGenerator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from protos.nightshift.v1 import files_pb2
 from services.gateway.auth import Caller
 from services.gateway.clients import FileStream, Store
 from services.gateway.envelope import error_response
-from services.kit.errors import (
+from services.kit.wire.errors import (
     InternalError,
     InvalidRequestError,
     NightshiftError,

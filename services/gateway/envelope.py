@@ -7,7 +7,7 @@ from typing import Any, Final
 import orjson
 from starlette.responses import Response
 
-from services.kit.errors import NightshiftError
+from services.kit.wire.errors import NightshiftError
 
 _RETRIED_STATUSES: Final = frozenset({408, 409, 429})
 """Statuses below 500 that the official clients repeat unless told otherwise."""

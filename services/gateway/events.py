@@ -15,7 +15,7 @@ from protos.nightshift.v1 import events_pb2
 from services.gateway.auth import Caller
 from services.gateway.clients import Store
 from services.gateway.shares import Shares
-from services.kit.errors import UnavailableError
+from services.kit.wire.errors import UnavailableError
 
 HEARTBEAT_SECONDS: Final = 15.0
 """Something is sent at least this often, so that proxies and clients see that the stream lives."""

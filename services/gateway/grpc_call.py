@@ -17,10 +17,11 @@ from services.gateway.callers import network_of, peer_address
 from services.gateway.context import Context
 from services.gateway.pace import Pace
 from services.gateway.shares import Shares
-from services.kit import interceptors, rpc, telemetry
-from services.kit.errors import InvalidRequestError, RateLimitedError
-from services.kit.interceptors import Call, metadata_value
-from services.kit.log import get_logger
+from services.kit.calls import interceptors, rpc
+from services.kit.calls.interceptors import Call, metadata_value
+from services.kit.process import telemetry
+from services.kit.process.log import get_logger
+from services.kit.wire.errors import InvalidRequestError, RateLimitedError
 
 _log = get_logger(__name__)
 

@@ -8,8 +8,8 @@ from services.gateway import validate
 from services.gateway.download import SEND_SECONDS
 from services.gateway.events import BatchWatch
 from services.gateway.grpc_call import Servicer
-from services.kit.errors import InternalError, UnavailableError
-from services.kit.interceptors import Call, metadata_value
+from services.kit.calls.interceptors import Call, metadata_value
+from services.kit.wire.errors import InternalError, UnavailableError
 
 
 class EventsServicer(Servicer, events_pb2_grpc.EventsServicer):

@@ -32,11 +32,11 @@ from services.gateway.grpc_call import (
 from services.gateway.grpc_events import EventsServicer
 from services.gateway.grpc_uploads import UploadsServicer
 from services.gateway.grpc_webhooks import WebhooksServicer
-from services.kit import interceptors, rpc
-from services.kit.errors import InternalError, InvalidRequestError
-from services.kit.frames import FRAME_BYTES
-from services.kit.interceptors import Call
-from services.kit.ranges import check_range
+from services.kit.calls import interceptors, rpc
+from services.kit.calls.interceptors import Call
+from services.kit.wire.client_numbers import check_range
+from services.kit.wire.errors import InternalError, InvalidRequestError
+from services.kit.wire.frames import FRAME_BYTES
 
 
 async def start_public_server(context: Context, listen: str) -> rpc.RunningServer:

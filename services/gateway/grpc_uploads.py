@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator
 from protos.nightshift.v1 import uploads_pb2, uploads_pb2_grpc
 from services.gateway import validate_uploads
 from services.gateway.grpc_call import Frames, Servicer
-from services.kit.errors import InvalidRequestError
-from services.kit.frames import FRAME_BYTES
-from services.kit.interceptors import Call
+from services.kit.calls.interceptors import Call
+from services.kit.wire.errors import InvalidRequestError
+from services.kit.wire.frames import FRAME_BYTES
 
 
 class UploadsServicer(Servicer, uploads_pb2_grpc.UploadsServicer):

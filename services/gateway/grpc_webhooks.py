@@ -2,7 +2,7 @@
 
 from protos.nightshift.v1 import webhooks_pb2, webhooks_pb2_grpc
 from services.gateway.grpc_call import Servicer
-from services.kit.interceptors import Call
+from services.kit.calls.interceptors import Call
 
 
 class WebhooksServicer(Servicer, webhooks_pb2_grpc.WebhooksServicer):

@@ -12,11 +12,11 @@ from services.gateway.auth import Identity
 from services.gateway.callers import network_of
 from services.gateway.clients import Store
 from services.gateway.limits import RequestLimiter, duration
-from services.kit.api_keys import Form, form_of
-from services.kit.clock import Clock
-from services.kit.errors import AuthenticationError, RateLimitedError
-from services.kit.ids import DEFAULT_PROJECT, ProjectId
-from services.kit.log import get_logger
+from services.kit.process.clock import Clock
+from services.kit.process.log import get_logger
+from services.kit.wire.api_keys import Form, form_of
+from services.kit.wire.errors import AuthenticationError, RateLimitedError
+from services.kit.wire.ids import DEFAULT_PROJECT, ProjectId
 
 _log = get_logger(__name__)
 

@@ -7,8 +7,8 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final
 
-from services.kit.clock import Clock
-from services.kit.errors import RateLimitedError
+from services.kit.process.clock import Clock
+from services.kit.wire.errors import RateLimitedError
 
 MAX_BUCKETS: Final = 10_000
 """Keys that are remembered; the one that was quiet longest is forgotten: its bucket is full."""

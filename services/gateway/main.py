@@ -19,13 +19,15 @@ from services.gateway.limits import RequestLimiter
 from services.gateway.protocol import Connections, protocol_of
 from services.gateway.settings import GatewaySettings
 from services.gateway.sites import Sites
-from services.kit import ids, rpc, service
-from services.kit.addresses import split_address
-from services.kit.clock import SystemClock
-from services.kit.errors import NightshiftError, UnavailableError
-from services.kit.log import get_logger
-from services.kit.loop import Loop
-from services.kit.settings import SettingsError
+from services.kit.calls import rpc
+from services.kit.process import service
+from services.kit.process.addresses import split_address
+from services.kit.process.clock import SystemClock
+from services.kit.process.log import get_logger
+from services.kit.process.loop import Loop
+from services.kit.process.settings import SettingsError
+from services.kit.wire import ids
+from services.kit.wire.errors import NightshiftError, UnavailableError
 
 _log = get_logger(__name__)
 

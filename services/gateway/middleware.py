@@ -15,7 +15,8 @@ from services.gateway import key_metrics
 from services.gateway.auth import Caller
 from services.gateway.callers import caller_address
 from services.gateway.envelope import error_response
-from services.kit.errors import (
+from services.kit.process.log import get_logger
+from services.kit.wire.errors import (
     InternalError,
     InvalidRequestError,
     MethodNotAllowedError,
@@ -23,8 +24,7 @@ from services.kit.errors import (
     NotFoundError,
     TooLargeError,
 )
-from services.kit.ids import IdGenerator, uuid7_hex
-from services.kit.log import get_logger
+from services.kit.wire.ids import IdGenerator, uuid7_hex
 
 _log = get_logger(__name__)
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, MultipartState, parse_options_header
 
-from services.kit.errors import InvalidRequestError
+from services.kit.wire.errors import InvalidRequestError
 
 MAX_FIELD_BYTES: Final = 4_096
 """Largest value of a field that is no file."""

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable
 from typing import Final, TypeVar
 
-from services.kit.errors import InvalidRequestError
+from services.kit.wire.errors import InvalidRequestError
 
 T = TypeVar("T")
 

@@ -10,9 +10,9 @@ from services.gateway.callers import network_of
 from services.gateway.envelope import error_object
 from services.gateway.middleware import API_VERSION
 from services.gateway.shares import Shares
-from services.kit.errors import InvalidRequestError, NightshiftError, UnavailableError
-from services.kit.ids import uuid7_hex
-from services.kit.log import get_logger
+from services.kit.process.log import get_logger
+from services.kit.wire.errors import InvalidRequestError, NightshiftError, UnavailableError
+from services.kit.wire.ids import uuid7_hex
 
 _log = get_logger(__name__)
 

@@ -8,8 +8,8 @@ from typing import Final
 from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
-from services.kit.addresses import split_address
-from services.kit.settings import Listen, MaybeListen, ServiceSettings, Stores
+from services.kit.process.addresses import split_address
+from services.kit.process.settings import Listen, MaybeListen, ServiceSettings, Stores
 
 MAX_WINDOW_SECONDS: Final = 7 * 86_400
 """Chunks on the bus live for 8 days, so that no batch may take longer than 7."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from services.gateway.auth import Caller
 from services.gateway.callers import network_of
-from services.kit.errors import RateLimitedError, UnavailableError
+from services.kit.wire.errors import RateLimitedError, UnavailableError
 
 
 class Shares:

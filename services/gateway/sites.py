@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.requests import Request
 
-from services.kit.errors import PermissionError_, UnsupportedMediaError
+from services.kit.wire.errors import PermissionError_, UnsupportedMediaError
 
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 _MAKE_A_KEY: Final = "(HINT: `nightshift keys create` makes one.)"

@@ -25,7 +25,7 @@ from services.gateway.multipart import (
     boundary_of,
 )
 from services.gateway.routes.resource import body_chunks
-from services.kit.errors import InvalidRequestError
+from services.kit.wire.errors import InvalidRequestError
 
 _BYTES = prometheus_client.Counter(
     "nightshift_upload_bytes_total", "Bytes of files taken from clients, refused ones included."

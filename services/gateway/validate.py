@@ -7,10 +7,10 @@ from typing import Any, Final, NoReturn
 import orjson
 
 from protos.nightshift.v1 import batches_pb2, files_pb2
-from services.kit.endpoints import ENDPOINTS
-from services.kit.errors import InvalidRequestError, NotFoundError
-from services.kit.ids import is_public_id
-from services.kit.ranges import check_range
+from services.kit.wire.client_numbers import check_range
+from services.kit.wire.endpoints import ENDPOINTS
+from services.kit.wire.errors import InvalidRequestError, NotFoundError
+from services.kit.wire.ids import is_public_id
 
 PURPOSES: Final = ("fine-tune", "assistants", "batch", "user_data", "vision", "evals")
 """Purposes that an upload may have, in the order in which OpenAI lists them."""

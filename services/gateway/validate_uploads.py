@@ -5,9 +5,9 @@ from typing import Any, Final
 
 from protos.nightshift.v1 import uploads_pb2
 from services.gateway import validate
-from services.kit.errors import InvalidRequestError, NotFoundError
-from services.kit.ids import is_public_id
-from services.kit.ranges import check_range
+from services.kit.wire.client_numbers import check_range
+from services.kit.wire.errors import InvalidRequestError, NotFoundError
+from services.kit.wire.ids import is_public_id
 
 MAX_FILENAME: Final = 4_096
 MAX_MIME_TYPE: Final = 255

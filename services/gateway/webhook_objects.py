@@ -6,8 +6,8 @@ from typing import Any, Final
 from protos.nightshift.v1 import webhooks_pb2
 from services.gateway import validate
 from services.gateway.translate import optional
-from services.kit.errors import InvalidRequestError, NotFoundError
-from services.kit.ids import is_public_id
+from services.kit.wire.errors import InvalidRequestError, NotFoundError
+from services.kit.wire.ids import is_public_id
 
 _STATE_PREFIX: Final = "WEBHOOK_DELIVERY_STATE_"
 _STATES: Final = {

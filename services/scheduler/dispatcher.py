@@ -7,11 +7,11 @@ from typing import Final
 import prometheus_client
 
 from protos.nightshift.v1 import dispatch_pb2
-from services.kit.bus import BusFault
-from services.kit.clock import Clock
-from services.kit.errors import NightshiftError, StaleTermError
-from services.kit.ids import BatchId, PoolId
-from services.kit.log import get_logger
+from services.kit.messages.bus import BusFault
+from services.kit.process.clock import Clock
+from services.kit.process.log import get_logger
+from services.kit.wire.errors import NightshiftError, StaleTermError
+from services.kit.wire.ids import BatchId, PoolId
 from services.scheduler.domain.capacity import Capacity
 from services.scheduler.domain.chunker import Cut
 from services.scheduler.domain.decision import State, decide

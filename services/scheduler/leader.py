@@ -5,9 +5,9 @@ from typing import Final
 
 import prometheus_client
 
-from services.kit.clock import Clock
-from services.kit.errors import NightshiftError
-from services.kit.log import get_logger
+from services.kit.process.clock import Clock
+from services.kit.process.log import get_logger
+from services.kit.wire.errors import NightshiftError
 from services.scheduler.work_client import WorkClient
 
 _log = get_logger(__name__)

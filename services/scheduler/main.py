@@ -6,12 +6,14 @@ import socket
 from collections.abc import Coroutine
 from typing import Any, NoReturn, TypeVar
 
-from services.kit import bus, interceptors, rpc, service, tasks
-from services.kit.bus_login import login_of
-from services.kit.clock import SystemClock
-from services.kit.ids import uuid7_hex
-from services.kit.log import get_logger
-from services.kit.readiness import Readiness
+from services.kit.calls import interceptors, rpc
+from services.kit.messages import bus
+from services.kit.messages.bus_login import login_of
+from services.kit.process import service, tasks
+from services.kit.process.clock import SystemClock
+from services.kit.process.log import get_logger
+from services.kit.process.readiness import Readiness
+from services.kit.wire.ids import uuid7_hex
 from services.scheduler.domain.policies.fifo import Fifo
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.settings import SchedulerSettings

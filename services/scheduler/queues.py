@@ -9,12 +9,12 @@ from typing import Final
 import prometheus_client
 
 from protos.nightshift.v1.dispatch_pb2 import Dispatch, ExecutorBeat
-from services.kit import telemetry
-from services.kit.bus import Bus, BusFault, BusGone, BusRefusal
-from services.kit.clock import Clock
-from services.kit.ids import ChunkId, PoolId
-from services.kit.log import get_logger
-from services.kit.tasks import end
+from services.kit.messages.bus import Bus, BusFault, BusGone, BusRefusal
+from services.kit.process import telemetry
+from services.kit.process.clock import Clock
+from services.kit.process.log import get_logger
+from services.kit.process.tasks import end
+from services.kit.wire.ids import ChunkId, PoolId
 from services.scheduler.domain.capacity import Capacity, ExecutorWord, capacity_of
 from services.scheduler.domain.chunker import full_chunk_lines
 from services.scheduler.domain.unopened import Unopened

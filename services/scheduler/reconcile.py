@@ -1,8 +1,8 @@
 """Reconciling, each second: what has no live lease is handed out again."""
 
-from services.kit.bus import Bus, BusFault
-from services.kit.errors import NightshiftError, StaleTermError
-from services.kit.log import get_logger
+from services.kit.messages.bus import Bus, BusFault
+from services.kit.process.log import get_logger
+from services.kit.wire.errors import NightshiftError, StaleTermError
 from services.scheduler.leader import Leader
 from services.scheduler.queues import Queues
 from services.scheduler.registry import Registry

@@ -6,9 +6,9 @@ from typing import Final
 
 from protos.nightshift.v1 import dispatch_pb2
 from protos.nightshift.v1.dispatch_pb2 import ExecutorBeat
-from services.kit.clock import Clock
-from services.kit.ids import PoolId
-from services.kit.log import get_logger
+from services.kit.process.clock import Clock
+from services.kit.process.log import get_logger
+from services.kit.wire.ids import PoolId
 from services.scheduler.domain.capacity import ExecutorWord
 
 _log = get_logger(__name__)

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from typing import Final
 
-from services.kit.clock import Clock
-from services.kit.ids import PoolId
+from services.kit.process.clock import Clock
+from services.kit.wire.ids import PoolId
 from services.scheduler.domain.report import PoolReport, differs, report_of
 from services.scheduler.registry import Registry
 from services.scheduler.work_client import WorkClient

@@ -4,10 +4,10 @@ import asyncio
 from typing import Final
 
 from protos.nightshift.v1 import dispatch_pb2
-from services.kit.bus import Bus
-from services.kit.clock import Clock
-from services.kit.loop import Loop
-from services.kit.tasks import end
+from services.kit.messages.bus import Bus
+from services.kit.process.clock import Clock
+from services.kit.process.loop import Loop
+from services.kit.process.tasks import end
 from services.scheduler.dispatcher import Dispatcher
 from services.scheduler.domain.policies.base import Policy
 from services.scheduler.leader import RENEW_SECONDS, Leader

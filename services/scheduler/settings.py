@@ -5,7 +5,7 @@ from pathlib import Path
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from services.kit.settings import BusSettings, Listen, MaybeListen, Stores
+from services.kit.process.settings import BusSettings, Listen, MaybeListen, Stores
 
 
 class SchedulerSettings(BusSettings):

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Final
 from protos.nightshift.v1 import work_pb2
 from protos.nightshift.v1.dispatch_pb2 import Dispatch
 from protos.nightshift.v1.work_pb2_grpc import WorkStub
-from services.kit import failpoints, rpc
-from services.kit.errors import from_rpc_error
-from services.kit.ids import BatchId, PoolId
+from services.kit.calls import rpc
+from services.kit.process import failpoints
+from services.kit.wire.errors import from_rpc_error
+from services.kit.wire.ids import BatchId, PoolId
 from services.scheduler.domain.chunker import Cut
 from services.scheduler.domain.report import PoolReport
 from services.scheduler.domain.window import BATCHES_PER_POOL, Window, WindowBatch

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from services.kit.settings import SettingsError
+from services.kit.process.settings import SettingsError
 
 DATABASE: Final = "nightshift.db"
 """The file in a data directory, where no other one is set."""

@@ -11,8 +11,8 @@ from contextlib import aclosing
 from typing import Any, Final
 
 from protos.nightshift.v1 import work_pb2
-from services.kit.errors import InvalidRequestError, UnavailableError
-from services.kit.ids import ProjectId
+from services.kit.wire.errors import InvalidRequestError, UnavailableError
+from services.kit.wire.ids import ProjectId
 from services.store import attempts_repo, blobs_repo, receiving, results_repo
 from services.store.attempts_repo import Ticket
 from services.store.blobs.base import Content

@@ -2,9 +2,9 @@
 
 from typing import Final
 
-from services.kit import rpc
-from services.kit.interceptors import Call, metadata_value
-from services.kit.log import get_logger
+from services.kit.calls import rpc
+from services.kit.calls.interceptors import Call, metadata_value
+from services.kit.process.log import get_logger
 
 _log = get_logger(__name__)
 

@@ -11,8 +11,8 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from protos.nightshift.v1 import dispatch_pb2
-from services.kit.errors import ConflictError, NotFoundError
-from services.kit.ids import BatchId, ProjectId
+from services.kit.wire.errors import ConflictError, NotFoundError
+from services.kit.wire.ids import BatchId, ProjectId
 from services.store import deliveries_repo, mixed_repo, outbox
 from services.store.context import next_seq
 from services.store.domain import state

@@ -3,11 +3,11 @@
 import sqlalchemy as sa
 
 from protos.nightshift.v1 import batches_pb2, batches_pb2_grpc
-from services.kit import rpc
-from services.kit.endpoints import ENDPOINTS
-from services.kit.errors import InvalidRequestError
-from services.kit.ids import BatchId
-from services.kit.interceptors import Call, metadata_value, project_of
+from services.kit.calls import rpc
+from services.kit.calls.interceptors import Call, metadata_value, project_of
+from services.kit.wire.endpoints import ENDPOINTS
+from services.kit.wire.errors import InvalidRequestError
+from services.kit.wire.ids import BatchId
 from services.store import batches_repo, idempotency_repo, pools_repo, uploading, usage_repo
 from services.store.audit import record
 from services.store.context import Context

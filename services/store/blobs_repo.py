@@ -9,8 +9,8 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from services.kit.errors import UnavailableError
-from services.kit.ids import ProjectId
+from services.kit.wire.errors import UnavailableError
+from services.kit.wire.ids import ProjectId
 from services.store import holds_repo
 from services.store.models import blobs
 

@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from services.kit import bus as kit_bus
-from services.kit.bus_login import Login
-from services.kit.log import get_logger
-from services.kit.settings import BusSettings
+from services.kit.messages import bus as kit_bus
+from services.kit.messages.bus_login import Login
+from services.kit.process.log import get_logger
+from services.kit.process.settings import BusSettings
 from services.store.outbox import Outbox
 
 _log = get_logger(__name__)
@@ -27,7 +27,7 @@ async def keep_bus(
 
     Args:
         settings: where it is, and copies of each stream.
-        login: as `services.kit.bus.connect` takes it.
+        login: as `services.kit.messages.bus.connect` takes it.
         outbox: given the bus, and asked whether it was refused there.
         wake_outbox: called when it may try again.
     """

@@ -7,7 +7,7 @@ import numpy as np
 import sqlalchemy as sa
 
 from protos.nightshift.v1 import common_pb2, dispatch_pb2
-from services.kit.bus import MESSAGE_VERSION
+from services.kit.messages.bus import MESSAGE_VERSION
 from services.store.database_time import GIVEN_UP
 from services.store.domain.results import Range, count_lines
 from services.store.models import batches, chunks

@@ -9,9 +9,9 @@ from typing import Final
 import sqlalchemy as sa
 
 from protos.nightshift.v1 import uploads_pb2
-from services.kit.errors import InvalidRequestError, LostError
-from services.kit.ids import FileId, ProjectId
-from services.kit.log import get_logger
+from services.kit.process.log import get_logger
+from services.kit.wire.errors import InvalidRequestError, LostError
+from services.kit.wire.ids import FileId, ProjectId
 from services.store import files_repo, memory, receiving, uploads_repo
 from services.store.blobs.base import BlobMissingError
 from services.store.context import Context

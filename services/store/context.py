@@ -7,8 +7,8 @@ from typing import Final, Literal
 
 import sqlalchemy as sa
 
-from services.kit.clock import Clock
-from services.kit.ids import IdGenerator, ProjectId
+from services.kit.process.clock import Clock
+from services.kit.wire.ids import IdGenerator, ProjectId
 from services.store.blobs.base import Blobs
 from services.store.database import Database
 from services.store.disk import Disk

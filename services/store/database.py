@@ -19,9 +19,9 @@ from typing import Any, Final, TypeVar
 
 import sqlalchemy as sa
 
-from services.kit.clock import Clock, SystemClock
-from services.kit.errors import UnavailableError
-from services.kit.log import get_logger
+from services.kit.process.clock import Clock, SystemClock
+from services.kit.process.log import get_logger
+from services.kit.wire.errors import UnavailableError
 from services.store import sql
 from services.store.database_time import DatabaseTime
 from services.store.sql import faults

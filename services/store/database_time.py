@@ -14,8 +14,8 @@ gives a lease up himself sets it to `GIVEN_UP`, which needs no waiting.
 import threading
 from typing import Final
 
-from services.kit.clock import Clock
-from services.kit.log import get_logger
+from services.kit.process.clock import Clock
+from services.kit.process.log import get_logger
 
 _log = get_logger(__name__)
 

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from services.kit.log import get_logger
+from services.kit.process.log import get_logger
 from services.store import chunks_repo
 from services.store.domain.death_budget import Cost, charged, hold_ms, is_spent
 from services.store.ledger_tables import pool_deaths

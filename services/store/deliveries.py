@@ -7,7 +7,7 @@ from typing import Any, Final
 import prometheus_client
 import sqlalchemy as sa
 
-from services.kit.log import get_logger
+from services.kit.process.log import get_logger
 from services.store import deliveries_repo, webhooks_repo
 from services.store.context import Context
 from services.store.domain import webhooks

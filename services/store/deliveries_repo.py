@@ -5,8 +5,8 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from services.kit.errors import ConflictError, NotFoundError
-from services.kit.ids import ProjectId
+from services.kit.wire.errors import ConflictError, NotFoundError
+from services.kit.wire.ids import ProjectId
 from services.store.context import next_seq
 from services.store.domain import webhooks
 from services.store.domain.state import BatchStatus

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from services.kit.errors import UnavailableError
+from services.kit.wire.errors import UnavailableError
 
 _LOOK_SECONDS: Final = 1.0
 _RETRY_SECONDS: Final = 30

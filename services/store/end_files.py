@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import sqlalchemy as sa
 
-from services.kit.frames import FAILED_FLAG, FRAME_BYTES, NEVER_RAN_FLAG, RESULT_RECORD
-from services.kit.result_line import BATCH_CANCELLED, BATCH_EXPIRED, RESULT_LOST
+from services.kit.wire.frames import FAILED_FLAG, FRAME_BYTES, NEVER_RAN_FLAG, RESULT_RECORD
+from services.kit.wire.result_line import BATCH_CANCELLED, BATCH_EXPIRED, RESULT_LOST
 from services.store import input_lines, results_repo, salvage
 from services.store.blobs.base import BlobDamagedError, BlobMissingError
 from services.store.context import Context

@@ -9,7 +9,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from protos.nightshift.v1 import dispatch_pb2
-from services.kit.ids import ProjectId
+from services.kit.wire.ids import ProjectId
 from services.store import attempts_repo, batches_repo, outbox
 from services.store.context import Context
 from services.store.domain.state import BatchStatus

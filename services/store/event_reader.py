@@ -12,15 +12,10 @@ from typing import Any, Final
 import numpy as np
 import sqlalchemy as sa
 
-from services.kit.errors import (
-    LostError,
-    NightshiftError,
-    NotFoundError,
-    UnavailableError,
-)
-from services.kit.ids import ProjectId
-from services.kit.log import get_logger
-from services.kit.result_line import never_ran
+from services.kit.process.log import get_logger
+from services.kit.wire.errors import LostError, NightshiftError, NotFoundError, UnavailableError
+from services.kit.wire.ids import ProjectId
+from services.kit.wire.result_line import never_ran
 from services.store import batches_repo, events_repo, files_repo, losses, pools_repo
 from services.store.blobs.base import BlobMissingError
 from services.store.context import Context

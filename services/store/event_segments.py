@@ -7,8 +7,8 @@ from typing import Any, Final
 import numpy as np
 import sqlalchemy as sa
 
-from services.kit.errors import InvalidRequestError
-from services.kit.frames import RESULT_RECORD
+from services.kit.wire.errors import InvalidRequestError
+from services.kit.wire.frames import RESULT_RECORD
 from services.store import events_repo
 from services.store.blobs.base import BlobDamagedError, BlobMissingError, Blobs
 from services.store.domain.event_cursor import Live

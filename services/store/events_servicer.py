@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Final
 
 from protos.nightshift.v1 import events_pb2, events_pb2_grpc
-from services.kit.errors import InvalidRequestError
-from services.kit.interceptors import Call, project_of
+from services.kit.calls.interceptors import Call, project_of
+from services.kit.wire.errors import InvalidRequestError
 from services.store.batches_servicer import to_proto
 from services.store.context import Context
 from services.store.event_hub import EventHub

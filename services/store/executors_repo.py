@@ -7,9 +7,9 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from protos.nightshift.v1 import dispatch_pb2
-from services.kit.errors import ConflictError
-from services.kit.ids import DEFAULT_PROJECT, IdGenerator
-from services.kit.log import get_logger
+from services.kit.process.log import get_logger
+from services.kit.wire.errors import ConflictError
+from services.kit.wire.ids import DEFAULT_PROJECT, IdGenerator
 from services.store import attempts_repo, chunks_repo, models_repo, outbox, quarantine
 from services.store.attempts_repo import Outcome
 from services.store.database_time import FAR_MS, GIVEN_UP

@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from services.kit.errors import NotFoundError
-from services.kit.ids import FileId, ProjectId
+from services.kit.wire.errors import NotFoundError
+from services.kit.wire.ids import FileId, ProjectId
 from services.store import blobs_repo
 from services.store.context import next_seq
 from services.store.models import DELETED_WHERE, EXPIRING_WHERE, OPEN_WHERE, batches, files

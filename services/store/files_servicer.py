@@ -4,12 +4,12 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 from protos.nightshift.v1 import files_pb2, files_pb2_grpc
-from services.kit import rpc
-from services.kit.errors import NotFoundError, RangeNotSatisfiableError
-from services.kit.frames import FRAME_BYTES
-from services.kit.interceptors import Call, metadata_value, project_of
-from services.kit.log import get_logger
-from services.kit.ranges import check_range
+from services.kit.calls import rpc
+from services.kit.calls.interceptors import Call, metadata_value, project_of
+from services.kit.process.log import get_logger
+from services.kit.wire.client_numbers import check_range
+from services.kit.wire.errors import NotFoundError, RangeNotSatisfiableError
+from services.kit.wire.frames import FRAME_BYTES
 from services.store import files_repo, losses, uploading
 from services.store.audit import record
 from services.store.blobs.base import BlobMissingError

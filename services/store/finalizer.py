@@ -9,10 +9,10 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from protos.nightshift.v1 import dispatch_pb2
-from services.kit import telemetry
-from services.kit.errors import NightshiftError, UnavailableError
-from services.kit.ids import FileId, ProjectId
-from services.kit.log import get_logger
+from services.kit.process import telemetry
+from services.kit.process.log import get_logger
+from services.kit.wire.errors import NightshiftError, UnavailableError
+from services.kit.wire.ids import FileId, ProjectId
 from services.store import (
     batches_repo,
     blobs_repo,

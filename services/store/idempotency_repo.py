@@ -12,8 +12,8 @@ from typing import Any, Final
 import orjson
 import sqlalchemy as sa
 
-from services.kit.errors import ConflictError, InvalidRequestError, NotFoundError
-from services.kit.ids import ProjectId
+from services.kit.wire.errors import ConflictError, InvalidRequestError, NotFoundError
+from services.kit.wire.ids import ProjectId
 from services.store.key_tables import idempotency_keys
 
 Row = sa.Row[Any]

@@ -5,9 +5,9 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from services.kit.errors import UnavailableError
-from services.kit.ids import ProjectId
-from services.kit.log import get_logger
+from services.kit.process.log import get_logger
+from services.kit.wire.errors import UnavailableError
+from services.kit.wire.ids import ProjectId
 from services.store import blobs_repo, memory, receiving
 from services.store.blobs.base import BlobDamagedError, BlobMissingError
 from services.store.context import Context

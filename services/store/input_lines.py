@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from services.kit.frames import FRAME_BYTES, LINE_RECORD
-from services.kit.result_line import custom_id_json
+from services.kit.wire.frames import FRAME_BYTES, LINE_RECORD
+from services.kit.wire.result_line import custom_id_json
 from services.store.blobs.base import BlobDamagedError, Blobs
 from services.store.domain import results
 from services.store.domain.line_index import LineIndex

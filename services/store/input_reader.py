@@ -5,8 +5,8 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
-from services.kit.clock import Clock
-from services.kit.errors import UnavailableError
+from services.kit.process.clock import Clock
+from services.kit.wire.errors import UnavailableError
 from services.store.blobs.base import (
     BlobDamagedError,
     BlobMissingError,

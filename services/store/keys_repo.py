@@ -7,9 +7,9 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from protos.nightshift.v1 import admin_pb2
-from services.kit.api_keys import START
-from services.kit.errors import InvalidRequestError, NotFoundError
-from services.kit.ids import ProjectId
+from services.kit.wire.api_keys import START
+from services.kit.wire.errors import InvalidRequestError, NotFoundError
+from services.kit.wire.ids import ProjectId
 from services.store.context import next_seq
 from services.store.key_tables import api_keys
 from services.store.models import projects

@@ -5,9 +5,9 @@ import secrets
 from typing import Final
 
 from protos.nightshift.v1 import admin_pb2, admin_pb2_grpc
-from services.kit import api_keys
-from services.kit.errors import InvalidRequestError
-from services.kit.interceptors import Call
+from services.kit.calls.interceptors import Call
+from services.kit.wire import api_keys
+from services.kit.wire.errors import InvalidRequestError
 from services.store import keys_repo, usage_repo
 from services.store.audit import record
 from services.store.context import Context

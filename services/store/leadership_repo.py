@@ -8,7 +8,7 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from services.kit.errors import StaleTermError
+from services.kit.wire.errors import StaleTermError
 from services.store.models import leadership
 
 MAX_TTL_MS: Final = 30_000

@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from services.kit.errors import UnavailableError
-from services.kit.ids import ProjectId
+from services.kit.wire.errors import UnavailableError
+from services.kit.wire.ids import ProjectId
 from services.store.domain.line_index import LineIndexer
 
 LONG_BYTES: Final = 1024 * 1024

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from services.kit.errors import ConflictError, LostError, NightshiftError, UnavailableError
-from services.kit.log import get_logger
+from services.kit.process.log import get_logger
+from services.kit.wire.errors import ConflictError, LostError, NightshiftError, UnavailableError
 from services.store import attempts_repo, chunks_repo
 from services.store.attempts_repo import Outcome
 from services.store.blobs.base import BlobMissingError, BlobTrouble, BlobUnreadableError

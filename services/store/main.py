@@ -25,18 +25,20 @@ from protos.nightshift.v1 import (
     webhooks_pb2_grpc,
     work_pb2_grpc,
 )
-from services.kit import ids, rpc, service, tasks
-from services.kit.bus_login import login_of
-from services.kit.clock import Clock, SystemClock
-from services.kit.interceptors import (
+from services.kit.calls import rpc
+from services.kit.calls.interceptors import (
     ErrorsInterceptor,
     SecretInterceptor,
     TelemetryInterceptor,
     TraceInterceptor,
 )
-from services.kit.log import get_logger
-from services.kit.loop import Loop
-from services.kit.readiness import Readiness
+from services.kit.messages.bus_login import login_of
+from services.kit.process import service, tasks
+from services.kit.process.clock import Clock, SystemClock
+from services.kit.process.log import get_logger
+from services.kit.process.loop import Loop
+from services.kit.process.readiness import Readiness
+from services.kit.wire import ids
 from services.store import folders, memory, starting
 from services.store.alone import only_store, only_user
 from services.store.batches_servicer import BatchesServicer

@@ -10,9 +10,9 @@ import sqlalchemy as sa
 if TYPE_CHECKING:
     from alembic.config import Config
 
-from services.kit import failpoints
-from services.kit.ids import DEFAULT_PROJECT
-from services.kit.settings import SettingsError
+from services.kit.process import failpoints
+from services.kit.process.settings import SettingsError
+from services.kit.wire.ids import DEFAULT_PROJECT
 
 # Imported for their tables.
 from services.store import key_tables, ledger_tables, uploads_tables, webhook_tables  # noqa: F401

@@ -7,8 +7,8 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from protos.nightshift.v1 import models_pb2
-from services.kit.endpoints import ENDPOINTS
-from services.kit.errors import ConflictError, InvalidRequestError, NotFoundError
+from services.kit.wire.endpoints import ENDPOINTS
+from services.kit.wire.errors import ConflictError, InvalidRequestError, NotFoundError
 from services.store.models import models, pools
 
 Row = sa.Row[Any]

@@ -3,8 +3,8 @@
 import sqlalchemy as sa
 
 from protos.nightshift.v1 import admin_pb2, models_pb2, models_pb2_grpc
-from services.kit.errors import InvalidRequestError
-from services.kit.interceptors import Call
+from services.kit.calls.interceptors import Call
+from services.kit.wire.errors import InvalidRequestError
 from services.store import models_repo
 from services.store.audit import record
 from services.store.context import Context

@@ -7,8 +7,8 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from protos.nightshift.v1 import work_pb2
-from services.kit.errors import ConflictError
-from services.kit.ids import IdGenerator
+from services.kit.wire.errors import ConflictError
+from services.kit.wire.ids import IdGenerator
 from services.store import attempts_repo, chunks_repo, executors_repo, quarantine, results_repo
 from services.store.attempts_repo import Outcome, Ticket
 from services.store.domain.results import Range

@@ -6,10 +6,10 @@ from typing import Final
 import sqlalchemy as sa
 
 from protos.nightshift.v1 import dispatch_pb2
-from services.kit import bus as kit_bus
-from services.kit.ids import ProjectId
-from services.kit.log import get_logger
-from services.kit.subjects import event_subject
+from services.kit.messages import bus as kit_bus
+from services.kit.messages.subjects import event_subject
+from services.kit.process.log import get_logger
+from services.kit.wire.ids import ProjectId
 from services.store.database import Database
 from services.store.models import outbox
 

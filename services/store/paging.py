@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 from google.protobuf.message import Message
 
 from protos.nightshift.v1 import common_pb2
-from services.kit.ranges import check_range
+from services.kit.wire.client_numbers import check_range
 
 MOST_BYTES: Final = 3 * 1024 * 1024
 """Bytes of one answer; a gRPC message may have a third more, and a larger one fails as a whole."""

@@ -7,8 +7,8 @@ import sqlalchemy as sa
 import xxhash
 
 from protos.nightshift.v1 import uploads_pb2
-from services.kit.errors import InvalidRequestError
-from services.kit.ids import ProjectId
+from services.kit.wire.errors import InvalidRequestError
+from services.kit.wire.ids import ProjectId
 from services.store import memory, quota_repo, receiving, uploads_repo
 from services.store.context import Context
 from services.store.domain.part_index import PartIndexer

@@ -8,8 +8,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from services.kit.log import get_logger
-from services.kit.result_line import ENGINE_FAILURE, ENGINE_FAILURE_UNTRIED
+from services.kit.process.log import get_logger
+from services.kit.wire.result_line import ENGINE_FAILURE, ENGINE_FAILURE_UNTRIED
 from services.store import attempts_repo, deaths_repo, input_lines, losses, quarantine
 from services.store.appending import Appender
 from services.store.blobs.base import BlobMissingError, BlobUnreadableError

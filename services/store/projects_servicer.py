@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 
 from protos.nightshift.v1 import admin_pb2, admin_pb2_grpc
-from services.kit.interceptors import Call
+from services.kit.calls.interceptors import Call
 from services.store import quota_repo
 from services.store.audit import record
 from services.store.context import Context

@@ -20,8 +20,8 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from protos.nightshift.v1 import dispatch_pb2
-from services.kit.ids import IdGenerator, ProjectId
-from services.kit.log import get_logger
+from services.kit.process.log import get_logger
+from services.kit.wire.ids import IdGenerator, ProjectId
 from services.store import attempts_repo, chunks_repo, deaths_repo, outbox, results_repo
 from services.store.database_time import GIVEN_UP
 from services.store.domain.results import (

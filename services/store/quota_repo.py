@@ -5,8 +5,8 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from services.kit.errors import InvalidRequestError, NotFoundError
-from services.kit.ids import ProjectId
+from services.kit.wire.errors import InvalidRequestError, NotFoundError
+from services.kit.wire.ids import ProjectId
 from services.store.models import HELD_WHERE, files, projects
 from services.store.uploads_tables import PENDING_WHERE, uploads
 

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import TypeVar
 
-from services.kit.errors import InvalidRequestError
-from services.kit.ids import ProjectId
+from services.kit.wire.errors import InvalidRequestError
+from services.kit.wire.ids import ProjectId
 from services.store import blobs_repo, quota_repo
 from services.store.context import Context
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from protos.nightshift.v1 import dispatch_pb2
-from services.kit.ids import IdGenerator
+from services.kit.wire.ids import IdGenerator
 from services.store import attempts_repo, chunks_repo, deaths_repo, quarantine
 from services.store.domain.state import BatchStatus
 from services.store.leases import Leases

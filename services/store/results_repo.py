@@ -7,8 +7,8 @@ from typing import Any, Final
 import numpy as np
 import sqlalchemy as sa
 
-from services.kit.errors import InvalidRequestError, TooLargeError
-from services.kit.frames import RESULT_RECORD
+from services.kit.wire.errors import InvalidRequestError, TooLargeError
+from services.kit.wire.frames import RESULT_RECORD
 from services.store import attempts_repo, blobs_repo, chunks_repo
 from services.store.domain import results
 from services.store.domain.results import Admission, Range, Records

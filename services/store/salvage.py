@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import sqlalchemy as sa
 
-from services.kit.frames import FAILED_FLAG, NEVER_RAN_FLAG, RESULT_RECORD
+from services.kit.wire.frames import FAILED_FLAG, NEVER_RAN_FLAG, RESULT_RECORD
 from services.store import input_lines
 from services.store.blobs.base import BlobDamagedError, BlobMissingError, Blobs
 from services.store.context import Context

@@ -5,7 +5,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from protos.nightshift.v1 import dispatch_pb2
-from services.kit.ids import ProjectId
+from services.kit.wire.ids import ProjectId
 from services.store import outbox
 from services.store.domain.state import BatchStatus
 from services.store.models import attempts, batches, chunks

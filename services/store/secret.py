@@ -5,7 +5,7 @@ import os
 import secrets
 from pathlib import Path
 
-from services.kit import failpoints
+from services.kit.process import failpoints
 from services.store import folders
 
 _BYTES = 32

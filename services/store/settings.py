@@ -6,8 +6,8 @@ from typing import Literal
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from services.kit.service import read_secret
-from services.kit.settings import BusSettings, Listen, MaybeListen, MaybePath
+from services.kit.process.service import read_secret
+from services.kit.process.settings import BusSettings, Listen, MaybeListen, MaybePath
 from services.store.sql import parse_url
 
 MIB = 1024 * 1024

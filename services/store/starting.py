@@ -9,9 +9,9 @@ from typing import Final
 
 from sqlalchemy.exc import DBAPIError
 
-from services.kit.errors import UnavailableError
-from services.kit.log import get_logger
-from services.kit.settings import SettingsError
+from services.kit.process.log import get_logger
+from services.kit.process.settings import SettingsError
+from services.kit.wire.errors import UnavailableError
 from services.store import migrate
 from services.store.database import Database
 from services.store.sql import faults

@@ -8,9 +8,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from protos.nightshift.v1 import files_pb2
-from services.kit.errors import InvalidRequestError, TooLargeError
-from services.kit.ids import FileId, ProjectId
-from services.kit.ranges import check_range
+from services.kit.wire.client_numbers import check_range
+from services.kit.wire.errors import InvalidRequestError, TooLargeError
+from services.kit.wire.ids import FileId, ProjectId
 from services.store import files_repo, idempotency_repo, quota_repo, receiving
 from services.store.blobs.base import Blobs
 from services.store.context import Context

@@ -10,8 +10,8 @@ from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 
-from services.kit.errors import InvalidRequestError, NotFoundError
-from services.kit.ids import ProjectId
+from services.kit.wire.errors import InvalidRequestError, NotFoundError
+from services.kit.wire.ids import ProjectId
 from services.store import blobs_repo, files_repo
 from services.store.models import blobs
 from services.store.uploads_tables import PENDING_WHERE, upload_parts, uploads

@@ -4,9 +4,9 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 from protos.nightshift.v1 import uploads_pb2, uploads_pb2_grpc
-from services.kit.errors import InvalidRequestError
-from services.kit.interceptors import Call, project_of
-from services.kit.ranges import check_range
+from services.kit.calls.interceptors import Call, project_of
+from services.kit.wire.client_numbers import check_range
+from services.kit.wire.errors import InvalidRequestError
 from services.store import part_receiving, receiving, uploading, uploads_repo
 from services.store.completing import Completer
 from services.store.context import Context

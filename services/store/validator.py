@@ -7,10 +7,10 @@ from functools import partial
 
 import sqlalchemy as sa
 
-from services.kit import telemetry
-from services.kit.errors import NotFoundError
-from services.kit.ids import ProjectId
-from services.kit.log import get_logger
+from services.kit.process import telemetry
+from services.kit.process.log import get_logger
+from services.kit.wire.errors import NotFoundError
+from services.kit.wire.ids import ProjectId
 from services.store import batches_repo, files_repo, losses, models_repo
 from services.store.blobs.base import BlobMissingError, BlobUnreadableError
 from services.store.context import Context

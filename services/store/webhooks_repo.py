@@ -5,8 +5,8 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from services.kit.errors import ConflictError, InvalidRequestError, NotFoundError
-from services.kit.ids import ProjectId
+from services.kit.wire.errors import ConflictError, InvalidRequestError, NotFoundError
+from services.kit.wire.ids import ProjectId
 from services.store import deliveries_repo
 from services.store.context import next_seq
 from services.store.webhook_tables import webhook_endpoints

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from protos.nightshift.v1 import webhooks_pb2, webhooks_pb2_grpc
-from services.kit.errors import InvalidRequestError, UnavailableError
-from services.kit.interceptors import Call, project_of
+from services.kit.calls.interceptors import Call, project_of
+from services.kit.wire.errors import InvalidRequestError, UnavailableError
 from services.store import deliveries_repo, webhooks_repo
 from services.store.audit import record
 from services.store.context import Context

@@ -7,7 +7,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from protos.nightshift.v1 import dispatch_pb2, work_pb2
-from services.kit.ids import IdGenerator
+from services.kit.wire.ids import IdGenerator
 from services.store import chunks_repo, mixed_repo
 from services.store.domain.cutter import Piece, Records, fit
 from services.store.domain.line_index import LineIndex

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from typing import Any, Final
 
 from protos.nightshift.v1 import work_pb2, work_pb2_grpc
-from services.kit.errors import InvalidRequestError
+from services.kit.wire.errors import InvalidRequestError
 from services.store import (
     chunks_repo,
     executors_repo,

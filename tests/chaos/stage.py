@@ -12,7 +12,7 @@ from pathlib import Path
 
 from openai import AsyncOpenAI
 
-from services.kit import tasks
+from services.kit.process import tasks
 from tests.kit.batches import Json, Outcome, Watch, check_answers, ids, outcome, submit
 from tests.kit.eventually import eventually
 from tests.kit.up import RunningUp, is_running

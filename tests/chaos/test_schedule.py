@@ -14,7 +14,7 @@ from typing import Final
 import pytest
 import pytest_asyncio
 
-from services.kit.tasks import end
+from services.kit.process.tasks import end
 from tests.chaos.round import Report, play
 from tests.chaos.stacks import SETTINGS, STACKS
 

@@ -32,8 +32,9 @@ from services.gateway.keys import KeyAuth
 from services.gateway.limits import RequestLimiter
 from services.gateway.main import Listening, running
 from services.gateway.settings import GatewaySettings
-from services.kit import ids, rpc
-from services.kit.clock import SystemClock
+from services.kit.calls import rpc
+from services.kit.process.clock import SystemClock
+from services.kit.wire import ids
 from tests.kit.eventually import eventually
 from tests.kit.store import StoreProcess, chat_line, client_of, store_process
 

@@ -15,8 +15,8 @@ from openai import AsyncOpenAI, BadRequestError, NotFoundError
 from openai.types import Upload
 
 from protos.nightshift.v1 import uploads_pb2, uploads_pb2_grpc
-from services.kit.errors import InvalidRequestError
-from services.kit.errors import NotFoundError as NoSuchObject
+from services.kit.wire.errors import InvalidRequestError
+from services.kit.wire.errors import NotFoundError as NoSuchObject
 from tests.kit.batches import chats, check_answers, create, ended, ids, jsonl, outcome
 from tests.kit.store import our_errors
 from tests.kit.streams import told

@@ -16,7 +16,7 @@ from openai import AsyncOpenAI
 from openai.types import Batch
 
 from protos.nightshift.v1 import webhooks_pb2, webhooks_pb2_grpc
-from services.kit.errors import InvalidRequestError, NotFoundError
+from services.kit.wire.errors import InvalidRequestError, NotFoundError
 from tests.contract.conftest import NOBODY
 from tests.kit.batches import chat, chats, create, ended, submit, upload
 from tests.kit.eventually import eventually

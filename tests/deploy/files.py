@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import hcl2
 
-from services.kit import service as kit_service
-from services.kit.settings import ServiceSettings
+from services.kit.process import service as kit_service
+from services.kit.process.settings import ServiceSettings
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 DOCKERFILE: Final = ROOT / "deploy" / "Dockerfile"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from services.kit.bus_roles import ROLES, authorization
+from services.kit.messages.bus_roles import ROLES, authorization
 from tests.deploy import files
 
 pytestmark = pytest.mark.deploy

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from services.kit.addresses import parse_addresses
+from services.kit.process.addresses import parse_addresses
 from tests.deploy import files
 
 pytestmark = pytest.mark.deploy

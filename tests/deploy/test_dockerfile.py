@@ -117,7 +117,7 @@ def test_a_health_check_asks_where_the_service_listens(target: str) -> None:
     listen = environment[f"NIGHTSHIFT_{service.upper()}_{grpc}"]
     port = files.port_of(listen)
     check = files.last(target, "HEALTHCHECK")
-    assert check.endswith(f'CMD ["python", "-m", "services.kit.probe", "127.0.0.1:{port}"]')
+    assert check.endswith(f'CMD ["python", "-m", "services.kit.calls.probe", "127.0.0.1:{port}"]')
     assert str(port) in files.last(target, "EXPOSE").split()
     assert files.last(target, "CMD") == f'["{service}"]'
 
@@ -170,7 +170,7 @@ def test_the_build_stage_makes_a_wheel_that_runs(tmp_path: Path) -> None:
     (wheel,) = (source / "wheels").glob("*.whl")
     installed = tmp_path / "installed"
     subprocess.run([sys.executable, "-m", "zipfile", "-e", str(wheel), str(installed)], check=True)
-    modules = ["services.kit.probe", *(f"services.{one}.main" for one in files.OURS)]
+    modules = ["services.kit.calls.probe", *(f"services.{one}.main" for one in files.OURS)]
     code = "import importlib, sys\n" + "".join(
         f"assert importlib.import_module({one!r}).__file__.startswith({str(installed)!r})\n"
         for one in modules

@@ -13,12 +13,7 @@ import pytest_asyncio
 
 from services.executor.engines.base import EngineRequest, EngineResponse
 from services.executor.engines.vllm import VllmEngine
-from services.kit.endpoints import (
-    CHAT_COMPLETIONS,
-    EMBEDDINGS,
-    RERANK,
-    SCORE,
-)
+from services.kit.wire.endpoints import CHAT_COMPLETIONS, EMBEDDINGS, RERANK, SCORE
 from tests.kit.engine_contract import assert_envelope
 
 pytestmark = [

@@ -18,12 +18,7 @@ from services.executor.engines.base import (
     RequestAborted,
 )
 from services.executor.engines.vllm import VllmEngine
-from services.kit.endpoints import (
-    CHAT_COMPLETIONS,
-    COMPLETIONS,
-    EMBEDDINGS,
-    RESPONSES,
-)
+from services.kit.wire.endpoints import CHAT_COMPLETIONS, COMPLETIONS, EMBEDDINGS, RESPONSES
 from tests.kit.engine_contract import EngineContract, Subject, all_settled, assert_envelope
 from tests.kit.eventually import eventually
 from tests.kit.tiny_model import CONTEXT_LENGTH, END_TOKEN

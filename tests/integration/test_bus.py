@@ -12,10 +12,10 @@ import structlog
 from nats.aio.client import Client as NatsClient
 
 from protos.nightshift.v1 import dispatch_pb2
-from services.kit import beats, bus, streams, subjects
-from services.kit.bus import Bus, BusFault
-from services.kit.ids import pool_id_of
-from services.kit.tasks import end
+from services.kit.messages import beats, bus, streams, subjects
+from services.kit.messages.bus import Bus, BusFault
+from services.kit.process.tasks import end
+from services.kit.wire.ids import pool_id_of
 from tests.kit.eventually import eventually
 from tests.kit.nats_server import NatsServer
 

@@ -10,9 +10,9 @@ import pytest
 from nats.aio.msg import Msg
 
 from protos.nightshift.v1 import dispatch_pb2
-from services.kit import bus as buses
-from services.kit.bus import Bus, BusFault, Puller
-from services.kit.clock import SystemClock
+from services.kit.messages import bus as buses
+from services.kit.messages.bus import Bus, BusFault, Puller
+from services.kit.process.clock import SystemClock
 from services.scheduler.queues import Queues
 from tests.kit.eventually import eventually
 from tests.kit.executor_fleet import POOL, Fleet, lines

@@ -15,9 +15,9 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from openai import AsyncOpenAI
 
-from services.kit import bus
-from services.kit.ids import pool_id_of
-from services.kit.subjects import durable_of
+from services.kit.messages import bus
+from services.kit.messages.subjects import durable_of
+from services.kit.wire.ids import pool_id_of
 from tests.kit.batches import Json, Watch, chats, check_answers, ids, outcome, run, submit
 from tests.kit.eventually import eventually
 from tests.kit.up import RunningUp, running_up

@@ -12,12 +12,12 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from protos.nightshift.v1 import dispatch_pb2
-from services.kit import bus as buses
-from services.kit import subjects
-from services.kit.bus import Bus
-from services.kit.bus_login import Login
-from services.kit.bus_roles import ROLES, authorization
-from services.kit.ids import pool_id_of
+from services.kit.messages import bus as buses
+from services.kit.messages import subjects
+from services.kit.messages.bus import Bus
+from services.kit.messages.bus_login import Login
+from services.kit.messages.bus_roles import ROLES, authorization
+from services.kit.wire.ids import pool_id_of
 from tests.kit.eventually import eventually
 from tests.kit.nats_server import NatsServer, refuses_strangers
 

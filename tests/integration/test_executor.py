@@ -12,8 +12,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from protos.nightshift.v1 import dispatch_pb2
 from services.executor import opener, reporter
 from services.executor.engines.simulated import SimulatedEngine
-from services.kit import telemetry
-from services.kit.frames import FAILED_FLAG, FRAME_BYTES
+from services.kit.process import telemetry
+from services.kit.wire.frames import FAILED_FLAG, FRAME_BYTES
 from tests.kit.eventually import eventually
 from tests.kit.executor_fleet import POOL, Fleet, fleet, lines
 from tests.kit.scripted_store import chat_line

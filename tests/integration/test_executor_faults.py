@@ -14,7 +14,7 @@ from services.executor import executor as executors
 from services.executor.engines.base import Answer, EngineRequest
 from services.executor.engines.simulated import SimulatedEngine
 from services.executor.engines.started_log import StartedFile
-from services.kit.subjects import event_subject
+from services.kit.messages.subjects import event_subject
 from tests.kit.eventually import eventually
 from tests.kit.executor_fleet import POOL, Fleet, fleet, lines
 from tests.kit.scripted_store import chat_line

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from services.executor import endings, keeper, puller
-from services.kit import bus as buses
-from services.kit import subjects
+from services.kit.messages import bus as buses
+from services.kit.messages import subjects
 from tests.kit.eventually import eventually
 from tests.kit.executor_fleet import POOL, Fleet, fleet, lines
 from tests.kit.nats_server import NatsServer

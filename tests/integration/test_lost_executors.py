@@ -22,11 +22,11 @@ from services.executor.engines.started_log import StartedFile
 from services.executor.executor import Executor, Identity
 from services.executor.keeper import BEAT_SECONDS
 from services.executor.store_client import StoreClient
-from services.kit import bus as buses
-from services.kit import rpc
-from services.kit.bus import ACK_WAIT_SECONDS
-from services.kit.clock import SystemClock
-from services.kit.ids import pool_id_of
+from services.kit.calls import rpc
+from services.kit.messages import bus as buses
+from services.kit.messages.bus import ACK_WAIT_SECONDS
+from services.kit.process.clock import SystemClock
+from services.kit.wire.ids import pool_id_of
 from tests.kit.batches import Watch, chats, check_answers, ids, outcome, submit
 from tests.kit.eventually import eventually
 from tests.kit.nats_server import NatsServer

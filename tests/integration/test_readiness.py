@@ -10,7 +10,7 @@ import httpx
 import pytest
 from openai import AsyncOpenAI
 
-from services.kit import rpc
+from services.kit.calls import rpc
 from tests.kit.eventually import eventually
 from tests.kit.nats_server import NatsServer
 from tests.kit.service_processes import Gateway, ServiceProcess, Services, services

@@ -8,10 +8,11 @@ import pytest
 from nats.aio.msg import Msg
 
 from protos.nightshift.v1 import common_pb2, dispatch_pb2
-from services.kit import bus, rpc
-from services.kit.errors import StaleTermError, UnavailableError
-from services.kit.ids import pool_id_of
-from services.kit.subjects import work_subject
+from services.kit.calls import rpc
+from services.kit.messages import bus
+from services.kit.messages.subjects import work_subject
+from services.kit.wire.errors import StaleTermError, UnavailableError
+from services.kit.wire.ids import pool_id_of
 from services.scheduler.main import serve
 from services.scheduler.settings import SchedulerSettings
 from tests.kit.eventually import eventually

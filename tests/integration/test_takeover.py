@@ -10,8 +10,8 @@ import httpx
 import pytest
 from openai import AsyncOpenAI
 
-from services.kit import rpc
-from services.kit.clock import SystemClock
+from services.kit.calls import rpc
+from services.kit.process.clock import SystemClock
 from services.scheduler.leader import TTL_SECONDS, Leader
 from services.scheduler.work_client import WorkClient
 from tests.kit.batches import Watch, chats, check_answers, ids, outcome, submit

@@ -8,9 +8,10 @@ import pytest
 from openai import AsyncOpenAI
 
 from protos.nightshift.v1 import common_pb2, dispatch_pb2
-from services.kit import bus, rpc
-from services.kit.clock import SystemClock
-from services.kit.ids import pool_id_of
+from services.kit.calls import rpc
+from services.kit.messages import bus
+from services.kit.process.clock import SystemClock
+from services.kit.wire.ids import pool_id_of
 from services.scheduler.leader import Leader
 from services.scheduler.queues import Queues
 from services.scheduler.work_client import WorkClient

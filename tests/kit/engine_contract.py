@@ -19,10 +19,7 @@ from services.executor.engines.base import (
     EngineResponse,
     RequestAborted,
 )
-from services.kit.endpoints import (
-    CHAT_COMPLETIONS,
-    COMPLETIONS,
-)
+from services.kit.wire.endpoints import CHAT_COMPLETIONS, COMPLETIONS
 from tests.kit.eventually import eventually
 
 _numbers = itertools.count(1)

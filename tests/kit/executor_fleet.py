@@ -9,10 +9,11 @@ from protos.nightshift.v1 import dispatch_pb2
 from services.executor.engines.simulated import SimulatedEngine
 from services.executor.executor import Executor, Identity
 from services.executor.store_client import StoreClient
-from services.kit import bus as buses
-from services.kit import rpc, subjects
-from services.kit.clock import SystemClock
-from services.kit.ids import pool_id_of
+from services.kit.calls import rpc
+from services.kit.messages import bus as buses
+from services.kit.messages import subjects
+from services.kit.process.clock import SystemClock
+from services.kit.wire.ids import pool_id_of
 from tests.kit.eventually import eventually
 from tests.kit.nats_server import NatsServer
 from tests.kit.scripted_store import SECRET, ScriptedWork, chat_line, start_scripted_store

@@ -24,8 +24,8 @@ from protos.nightshift.v1 import (
     files_pb2_grpc,
     models_pb2_grpc,
 )
-from services.kit import interceptors, rpc
-from services.kit.errors import NightshiftError, NotFoundError
+from services.kit.calls import interceptors, rpc
+from services.kit.wire.errors import NightshiftError, NotFoundError
 
 SECRET = "s" * 64
 CREATED_AT = 1_700_000_000

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import pytest
 
 from protos.nightshift.v1 import dispatch_pb2
-from services.kit import bus, rpc, subjects
-from services.kit.bus import Bus
-from services.kit.clock import SystemClock
-from services.kit.ids import PoolId, pool_id_of
-from services.kit.tasks import end
+from services.kit.calls import rpc
+from services.kit.messages import bus, subjects
+from services.kit.messages.bus import Bus
+from services.kit.process.clock import SystemClock
+from services.kit.process.tasks import end
+from services.kit.wire.ids import PoolId, pool_id_of
 from services.scheduler.domain.policies.fifo import Fifo
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.work_client import WorkClient

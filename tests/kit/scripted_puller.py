@@ -5,9 +5,9 @@ import time
 from typing import Self
 
 from protos.nightshift.v1 import dispatch_pb2
-from services.kit.bus import Bus, BusFault
-from services.kit.ids import PoolId
-from services.kit.tasks import end
+from services.kit.messages.bus import Bus, BusFault
+from services.kit.process.tasks import end
+from services.kit.wire.ids import PoolId
 
 
 class ScriptedPuller:

@@ -14,9 +14,9 @@ import numpy as np
 import orjson
 
 from protos.nightshift.v1 import common_pb2, dispatch_pb2, work_pb2, work_pb2_grpc
-from services.kit import interceptors, rpc
-from services.kit.errors import NotFoundError
-from services.kit.frames import FRAME_BYTES, LINE_RECORD, RESULT_RECORD
+from services.kit.calls import interceptors, rpc
+from services.kit.wire.errors import NotFoundError
+from services.kit.wire.frames import FRAME_BYTES, LINE_RECORD, RESULT_RECORD
 
 SECRET = "s" * 64
 ENDPOINT = "/v1/chat/completions"

@@ -8,8 +8,8 @@ from typing import Any
 import grpc
 
 from protos.nightshift.v1 import common_pb2, dispatch_pb2, work_pb2, work_pb2_grpc
-from services.kit import interceptors, rpc
-from services.kit.errors import StaleTermError
+from services.kit.calls import interceptors, rpc
+from services.kit.wire.errors import StaleTermError
 
 SECRET = "0" * 64
 FAR_MS = 10**15

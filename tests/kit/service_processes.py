@@ -13,7 +13,7 @@ from typing import Final
 
 import httpx
 
-from services.kit import rpc
+from services.kit.calls import rpc
 from tests.kit.eventually import eventually
 from tests.kit.ports import free_address
 

@@ -25,8 +25,9 @@ from protos.nightshift.v1 import (
     uploads_pb2_grpc,
     work_pb2_grpc,
 )
-from services.kit import ids, rpc
-from services.kit.errors import NightshiftError, from_rpc_error
+from services.kit.calls import rpc
+from services.kit.wire import ids
+from services.kit.wire.errors import NightshiftError, from_rpc_error
 from tests.kit.eventually import eventually
 from tests.kit.ports import free_address
 from tests.kit.streams import told

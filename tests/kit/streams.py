@@ -6,7 +6,7 @@ A write that comes too late turns any status into INTERNAL; see `rpc.StreamEnd`.
 from collections.abc import AsyncIterator
 from typing import Any
 
-from services.kit import rpc
+from services.kit.calls import rpc
 
 
 async def told(call: Any) -> Any:

@@ -198,7 +198,7 @@ def _become(asked: dict[str, Any]) -> NoReturn:
         os.environ.update(asked["environment"])
         os.environ["NIGHTSHIFT_DIE_WITH_PARENT"] = str(os.getppid())
         faulthandler.register(signal.SIGUSR2)
-        from services.kit import failpoints
+        from services.kit.process import failpoints
 
         # They were read when the template imported them.
         failpoints._failpoints = failpoints.Failpoints(

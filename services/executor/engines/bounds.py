@@ -12,8 +12,8 @@ import orjson
 
 from services.executor.engines.base import EngineRequest, EngineResponse, refusal
 from services.executor.engines.fields import refused_field
-from services.kit.endpoints import CHAT_COMPLETIONS, RERANK, RESPONSES, SCORE
-from services.kit.values import MOST_NUMBERS, MOST_VALUES, too_many_values
+from services.kit.wire.endpoints import CHAT_COMPLETIONS, RERANK, RESPONSES, SCORE
+from services.kit.wire.values import MOST_NUMBERS, MOST_VALUES, too_many_values
 
 MOST_ELEMENTS: Final = 2_048
 """Entries of each array of a body, such as messages, tools, inputs or documents, numbers apart; of

@@ -7,7 +7,7 @@ docs/compatibility.md lists both.
 from collections.abc import Mapping
 from typing import Any, Final
 
-from services.kit.endpoints import (
+from services.kit.wire.endpoints import (
     CHAT_COMPLETIONS,
     COMPLETIONS,
     EMBEDDINGS,

@@ -12,13 +12,7 @@ from typing import Any
 from services.executor.engines.base import EngineRequest
 from services.executor.engines.bounds import BodyRefused, bounded_body
 from services.executor.engines.fields import ALLOWED
-from services.kit.endpoints import (
-    CHAT_COMPLETIONS,
-    COMPLETIONS,
-    RERANK,
-    RESPONSES,
-    SCORE,
-)
+from services.kit.wire.endpoints import CHAT_COMPLETIONS, COMPLETIONS, RERANK, RESPONSES, SCORE
 
 _TEMPLATE_ARGUMENTS = frozenset(
     {"chat_template", "conversation", "documents", "messages", "tokenize", "tools"}

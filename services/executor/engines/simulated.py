@@ -29,7 +29,7 @@ from services.executor.engines.simulated_answers import (
 )
 from services.executor.engines.simulated_texts import MAX_WORDS
 from services.executor.engines.started_log import StartedFile
-from services.kit.endpoints import ENDPOINTS
+from services.kit.wire.endpoints import ENDPOINTS
 
 DEFAULT_SEATS = 64
 _VERSION = "1"

@@ -34,7 +34,7 @@ from services.executor.engines.simulated_texts import (
     sides_of,
     texts_of,
 )
-from services.kit.endpoints import (
+from services.kit.wire.endpoints import (
     CHAT_COMPLETIONS,
     EMBEDDINGS,
     ENDPOINTS,
@@ -42,7 +42,7 @@ from services.kit.endpoints import (
     RESPONSES,
     SCORE,
 )
-from services.kit.values import MOST_VALUES
+from services.kit.wire.values import MOST_VALUES
 
 MAX_OUTPUT_BYTES = 64 * 1024 * 1024
 MAX_DELAY_MS = 86_400_000

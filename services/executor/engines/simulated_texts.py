@@ -3,7 +3,7 @@
 from typing import Any
 
 from services.executor.engines.bounds import BodyRefused
-from services.kit.endpoints import CHAT_COMPLETIONS, COMPLETIONS, RERANK, RESPONSES, SCORE
+from services.kit.wire.endpoints import CHAT_COMPLETIONS, COMPLETIONS, RERANK, RESPONSES, SCORE
 
 MAX_WORDS = 100_000
 """Context length in words; longer prompts and larger `max_tokens` are refused."""

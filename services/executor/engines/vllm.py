@@ -27,7 +27,7 @@ from services.executor.engines.base import (
 )
 from services.executor.engines.bounds import BodyRefused
 from services.executor.engines.guard import guarded_body
-from services.kit.log import get_logger
+from services.kit.process.log import get_logger
 
 _log = get_logger(__name__)
 

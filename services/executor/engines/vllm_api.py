@@ -25,7 +25,7 @@ from services.executor.engines.base import (
     too_deep,
     usage_of,
 )
-from services.kit.endpoints import (
+from services.kit.wire.endpoints import (
     CHAT_COMPLETIONS,
     COMPLETIONS,
     EMBEDDINGS,

@@ -18,7 +18,7 @@ from services.gateway.events import BatchWatch
 from services.gateway.routes.resource import resource
 from services.gateway.sse import OPENING, SseWriter
 from services.gateway.translate import batch_object
-from services.kit.errors import InternalError
+from services.kit.wire.errors import InternalError
 
 _RESULTS: Final = "results"
 _HEADERS: Final = [

@@ -15,7 +15,7 @@ from services.gateway.context import Context
 from services.gateway.envelope import JsonResponse
 from services.gateway.routes.resource import page
 from services.gateway.settings import is_loopback
-from services.kit.errors import PermissionError_, UnavailableError
+from services.kit.wire.errors import PermissionError_, UnavailableError
 
 _PAGE: Final = """<!doctype html>
 <html lang="en">

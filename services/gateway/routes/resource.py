@@ -15,11 +15,7 @@ from services.gateway.callers import caller_address
 from services.gateway.context import Context
 from services.gateway.middleware import add_headers, note_caller, request_id_of
 from services.gateway.pace import Pace
-from services.kit.errors import (
-    InvalidRequestError,
-    TooLargeError,
-    UnsupportedMediaError,
-)
+from services.kit.wire.errors import InvalidRequestError, TooLargeError, UnsupportedMediaError
 
 MAX_JSON_BYTES: Final = 1024 * 1024
 """Largest JSON body; a batch's own data travels as a file."""

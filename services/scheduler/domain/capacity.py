@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from services.kit.ids import PoolId
+from services.kit.wire.ids import PoolId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

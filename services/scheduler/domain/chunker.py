@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from services.kit.ids import BatchId, PoolId
+from services.kit.wire.ids import BatchId, PoolId
 from services.scheduler.domain.capacity import Capacity
 from services.scheduler.domain.window import WindowBatch
 

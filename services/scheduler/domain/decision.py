@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from services.kit.ids import PoolId
+from services.kit.wire.ids import PoolId
 from services.scheduler.domain.capacity import Capacity
 from services.scheduler.domain.chunker import Cut, never_short, next_chunk
 from services.scheduler.domain.policies.base import Policy

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from services.kit.ids import PoolId
+from services.kit.wire.ids import PoolId
 from services.scheduler.domain.capacity import ExecutorWord
 
 _NOTABLE: Final = 0.1

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Final
 
-from services.kit.ids import ChunkId, PoolId
+from services.kit.wire.ids import ChunkId, PoolId
 
 FORGET_SECONDS: Final = 2.0
 """A dispatch that the broker has delivered this long ago and nobody told of counts no more."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from services.kit.ids import BatchId, PoolId
+from services.kit.wire.ids import BatchId, PoolId
 
 BATCHES_PER_POOL: Final = 1_000
 """Batches of a pool that are held; the store keeps the rest in order."""

@@ -16,9 +16,9 @@ from typing import Final, NoReturn
 import orjson
 import sqlalchemy as sa
 
-from services.kit import log
-from services.kit.errors import NightshiftError
-from services.kit.settings import SettingsError
+from services.kit.process import log
+from services.kit.process.settings import SettingsError
+from services.kit.wire.errors import NightshiftError
 from services.store.backup import scratch
 from services.store.backup.copying import CopyError
 from services.store.backup.place import BackupError

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from services.kit import failpoints
-from services.kit.errors import NightshiftError
+from services.kit.process import failpoints
+from services.kit.wire.errors import NightshiftError
 from services.store.blobs.base import BlobMissingError, Blobs, BlobUnreadableError
 from services.store.blobs.reader import BlobReader, FolderReader, is_name
 

@@ -7,9 +7,9 @@ from typing import Final, Self
 
 import sqlalchemy as sa
 
-from services.kit.errors import UnavailableError
-from services.kit.ids import uuid7_hex
-from services.kit.log import get_logger
+from services.kit.process.log import get_logger
+from services.kit.wire.errors import UnavailableError
+from services.kit.wire.ids import uuid7_hex
 from services.store import holds_repo
 from services.store.backup.snapshot import now_ms
 from services.store.database import Database

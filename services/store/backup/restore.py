@@ -13,7 +13,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from services.kit import failpoints
+from services.kit.process import failpoints
 from services.store import doctor, folders, migrate
 from services.store.alone import UNFINISHED, only_store
 from services.store.backup import scratch, snapshot, tables

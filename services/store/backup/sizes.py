@@ -8,7 +8,7 @@ import numpy as np
 import orjson
 import sqlalchemy as sa
 
-from services.kit.frames import RESULT_RECORD
+from services.kit.wire.frames import RESULT_RECORD
 from services.store.blobs.base import BlobMissingError, BlobUnreadableError
 from services.store.blobs.reader import FolderReader, is_name
 from services.store.domain.line_index import IndexFormatError

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from services.kit import failpoints
+from services.kit.process import failpoints
 from services.store import migrate
 from services.store.backup import sizes, snapshot, tables
 from services.store.backup.copying import Copied, Copier, CopyError

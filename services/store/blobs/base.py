@@ -4,8 +4,8 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from typing import ClassVar, final
 
-from services.kit import failpoints
-from services.kit.errors import UnavailableError
+from services.kit.process import failpoints
+from services.kit.wire.errors import UnavailableError
 
 Content = bytes | AsyncIterator[bytes | memoryview]
 

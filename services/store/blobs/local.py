@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Final, ParamSpec
 
-from services.kit.errors import UnavailableError
-from services.kit.ids import uuid7_hex
-from services.kit.log import get_logger
+from services.kit.process.log import get_logger
+from services.kit.wire.errors import UnavailableError
+from services.kit.wire.ids import uuid7_hex
 from services.store import folders
 from services.store.blobs.base import BlobMissingError, Blobs, BlobUnreadableError, Content
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from services.kit.settings import SettingsError
+from services.kit.process.settings import SettingsError
 from services.store.blobs.base import Blobs
 from services.store.blobs.local import LocalBlobs
 from services.store.disk import Disk

@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Final
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
 
-from services.kit.errors import UnavailableError
-from services.kit.frames import FRAME_BYTES
-from services.kit.log import get_logger
+from services.kit.process.log import get_logger
+from services.kit.wire.errors import UnavailableError
+from services.kit.wire.frames import FRAME_BYTES
 from services.store.blobs.base import BlobMissingError, Blobs, BlobUnreadableError, Content
 from services.store.blobs.s3_client import open_bucket
 from services.store.blobs.s3_faults import RETRY_SECONDS, code_of, status_of, told

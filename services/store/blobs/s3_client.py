@@ -9,7 +9,7 @@ from obstore.store import S3Store
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig
 
-from services.kit.settings import SettingsError
+from services.kit.process.settings import SettingsError
 from services.store.blobs.s3_faults import check_endpoint
 
 _CLIENT: Final["ClientConfig"] = {

@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 
 from obstore.exceptions import BaseError
 
-from services.kit.errors import UnavailableError
-from services.kit.log import get_logger
-from services.kit.settings import SettingsError
+from services.kit.process.log import get_logger
+from services.kit.process.settings import SettingsError
+from services.kit.wire.errors import UnavailableError
 from services.store.blobs.base import BlobMissingError
 
 _log = get_logger(__name__)

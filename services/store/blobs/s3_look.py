@@ -7,7 +7,7 @@ from typing import Final
 import obstore
 from obstore.exceptions import BaseError
 
-from services.kit.errors import UnavailableError
+from services.kit.wire.errors import UnavailableError
 from services.store.blobs.s3_client import open_to_look
 from services.store.blobs.s3_faults import RETRY_SECONDS, reason
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import sqlalchemy as sa
 
-from services.kit.frames import RESULT_RECORD
+from services.kit.wire.frames import RESULT_RECORD
 from services.store.blobs.base import BlobMissingError, BlobUnreadableError
 from services.store.blobs.reader import is_name
 from services.store.checkup.blobs_check import Blobs, Claim, states, unreadable

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from google.protobuf.message import DecodeError
 
 from protos.nightshift.v1 import dispatch_pb2
-from services.kit.subjects import event_subject
+from services.kit.messages.subjects import event_subject
 from services.store.checkup.report import Kind
 from services.store.checkup.view import View
 from services.store.domain import statement, webhooks

@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-from services.kit.result_line import request_id_hex
+from services.kit.wire.result_line import request_id_hex
 
 BEGIN: Final = b'{"id":"batch_req_'
 """How every line of an end file begins."""

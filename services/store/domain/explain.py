@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import orjson
 
-from services.kit.endpoints import (
+from services.kit.wire.endpoints import (
     CHAT_COMPLETIONS,
     COMPLETIONS,
     EMBEDDINGS,
@@ -19,7 +19,7 @@ from services.kit.endpoints import (
     RESPONSES,
     SCORE,
 )
-from services.kit.values import MOST_NUMBERS, MOST_VALUES
+from services.kit.wire.values import MOST_NUMBERS, MOST_VALUES
 from services.store.domain.body_fields import missing_fields
 from services.store.domain.line_index import MAX_CUSTOM_ID_CHARS, MAX_NAME_CHARS
 from services.store.domain.unreadable import unreadable

@@ -22,7 +22,7 @@ import numpy.typing as npt
 import orjson
 import xxhash
 
-from services.kit.values import MOST_VALUES, too_many_values
+from services.kit.wire.values import MOST_VALUES, too_many_values
 from services.store.domain import names
 from services.store.domain.body_fields import (
     HAS_INPUT,
@@ -58,7 +58,7 @@ NOT_JSON: Final = 1 << 11
 TOO_LONG: Final = 1 << 12
 """Above `max_line_bytes`; not parsed, so no other fact is known."""
 TOO_MANY: Final = 1 << 15
-"""More values than `services.kit.values` allows; not parsed either."""
+"""More values than `services.kit.wire.values` allows; not parsed either."""
 UNPARSED: Final = TOO_LONG | TOO_MANY
 
 RECORD: Final = np.dtype(

@@ -11,8 +11,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from services.kit.frames import FAILED_FLAG, NEVER_RAN_FLAG, RESULT_RECORD
-from services.kit.result_line import BATCH_CANCELLED, BATCH_EXPIRED, no_response_line
+from services.kit.wire.frames import FAILED_FLAG, NEVER_RAN_FLAG, RESULT_RECORD
+from services.kit.wire.result_line import BATCH_CANCELLED, BATCH_EXPIRED, no_response_line
 
 PLACE: Final = np.dtype(
     [("line", "<u4"), ("segment", "<u4"), ("offset", "<u4"), ("length", "<u4"), ("flags", "<u4")]
@@ -84,7 +84,7 @@ def unanswered_frame(
 ) -> tuple[Records, bytes]:
     """Result records and payload, as an executor would send them, for lines without an answer.
 
-    `custom_ids_json`: the JSON strings of these lines (`services.kit.result_line.custom_id_json`),
+    `custom_ids_json`: the JSON strings of these lines (`services.kit.wire.result_line.custom_id_json`),
     None where it is not known any more.
     `code`: one of the `MESSAGES` there (KeyError otherwise); expired and cancelled lines count as
     never run, the others as failed. The same arguments give the same bytes.

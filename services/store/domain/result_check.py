@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from services.kit.frames import RESULT_RECORD
+from services.kit.wire.frames import RESULT_RECORD
 from services.store.domain import statement
 from services.store.domain.batch_check import BatchFacts
 from services.store.domain.fault import Fault, spoken

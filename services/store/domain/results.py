@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from services.kit.frames import FAILED_FLAG, NEVER_RAN_FLAG
+from services.kit.wire.frames import FAILED_FLAG, NEVER_RAN_FLAG
 
 BLOCK_LINES = 4096
 BLOCK_BYTES = BLOCK_LINES // 8
@@ -30,7 +30,7 @@ COUNTED = (
 
 Lines = npt.NDArray[np.uint32]
 Mask = npt.NDArray[np.bool_]
-#: Rows of `services.kit.frames.RESULT_RECORD`.
+#: Rows of `services.kit.wire.frames.RESULT_RECORD`.
 Records = npt.NDArray[np.void]
 Range = tuple[int, int]
 

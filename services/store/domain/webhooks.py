@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Final
 from urllib.parse import urlsplit
 
-from services.kit.errors import InvalidRequestError
+from services.kit.wire.errors import InvalidRequestError
 from services.store.domain.state import BatchStatus
 
 EVENT_TYPES: Final[Mapping[BatchStatus, str]] = MappingProxyType(

@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError
 
-from services.kit.settings import SettingsError
+from services.kit.process.settings import SettingsError
 from services.store.sql.dialect import Dialect
 from services.store.sql.sqlite import Sqlite
 

@@ -4,7 +4,7 @@ from typing import Final
 
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, ProgrammingError
 
-from services.kit.errors import InvalidRequestError, UnavailableError
+from services.kit.wire.errors import InvalidRequestError, UnavailableError
 
 RETRY_AFTER_SECONDS: Final = 1
 

@@ -14,8 +14,8 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import DBAPIError
 
-from services.kit.log import get_logger
-from services.kit.settings import SettingsError
+from services.kit.process.log import get_logger
+from services.kit.process.settings import SettingsError
 from services.store.ledger_tables import commit_marks
 from services.store.sql.dialect import Head, Mark
 from services.store.sql.faults import may_pass, unavailable

@@ -8,7 +8,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.pool import QueuePool
 
-from services.kit.ids import uuid7_hex
+from services.kit.wire.ids import uuid7_hex
 from services.store.sql.dialect import Head, Mark
 
 BUSY_MS: Final = 3_000

@@ -14,9 +14,9 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
-from services.kit import failpoints
-from services.kit.errors import UnavailableError
-from services.kit.log import get_logger
+from services.kit.process import failpoints
+from services.kit.process.log import get_logger
+from services.kit.wire.errors import UnavailableError
 from services.store.database_time import DatabaseTime
 from services.store.sql import faults
 from services.store.sql.dialect import Dialect, Mark

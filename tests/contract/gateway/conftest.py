@@ -10,7 +10,7 @@ from openai import AsyncOpenAI
 
 from services.gateway.main import Listening, running
 from services.gateway.settings import GatewaySettings
-from services.kit import rpc
+from services.kit.calls import rpc
 from tests.kit.public_store import SECRET, ScriptedStore
 
 

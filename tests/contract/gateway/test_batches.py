@@ -8,7 +8,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from protos.nightshift.v1 import batches_pb2, common_pb2, files_pb2
-from services.kit.errors import ConflictError, NotFoundError
+from services.kit.wire.errors import ConflictError, NotFoundError
 from tests.kit.public_store import (
     CREATED_AT,
     DAY_SECONDS,

@@ -9,7 +9,7 @@ from openai import AsyncOpenAI
 
 from protos.nightshift.v1 import files_pb2
 from services.gateway.main import Listening
-from services.kit.errors import NotFoundError
+from services.kit.wire.errors import NotFoundError
 from tests.kit.eventually import eventually
 from tests.kit.public_store import ScriptedStore, file_id
 

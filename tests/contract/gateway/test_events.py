@@ -17,7 +17,7 @@ from protos.nightshift.v1 import batches_pb2, events_pb2, events_pb2_grpc
 from services.gateway import events
 from services.gateway.main import running
 from services.gateway.settings import GatewaySettings
-from services.kit.errors import NotFoundError, UnavailableError, from_rpc_error
+from services.kit.wire.errors import NotFoundError, UnavailableError, from_rpc_error
 from tests.kit.eventually import eventually
 from tests.kit.public_store import SECRET, ScriptedStore, batch_id, make_batch
 

@@ -12,8 +12,8 @@ from openai import AsyncOpenAI
 
 from protos.nightshift.v1 import files_pb2
 from services.gateway.main import Listening
-from services.kit.errors import InvalidRequestError, NotFoundError, TooLargeError
-from services.kit.frames import FRAME_BYTES
+from services.kit.wire.errors import InvalidRequestError, NotFoundError, TooLargeError
+from services.kit.wire.frames import FRAME_BYTES
 from tests.kit.eventually import eventually
 from tests.kit.public_store import CREATED_AT, ScriptedStore, file_id, make_file
 

@@ -16,15 +16,15 @@ from protos.nightshift.v1 import (
     models_pb2,
     models_pb2_grpc,
 )
-from services.kit import rpc
-from services.kit.errors import (
+from services.kit.calls import rpc
+from services.kit.wire.errors import (
     ConflictError,
     InvalidRequestError,
     NightshiftError,
     NotFoundError,
     from_rpc_error,
 )
-from services.kit.frames import FRAME_BYTES
+from services.kit.wire.frames import FRAME_BYTES
 from tests.kit.eventually import eventually
 from tests.kit.public_store import DAY_SECONDS, ScriptedStore, batch_id, file_id, make_batch
 from tests.kit.streams import told

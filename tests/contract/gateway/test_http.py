@@ -12,7 +12,7 @@ from openai import AsyncOpenAI
 from protos.nightshift.v1 import models_pb2
 from services.gateway.main import Listening, running
 from services.gateway.settings import GatewaySettings
-from services.kit.errors import (
+from services.kit.wire.errors import (
     AuthenticationError,
     NightshiftError,
     RateLimitedError,

@@ -20,9 +20,9 @@ from protos.nightshift.v1 import (
 )
 from services.gateway.main import Listening, running
 from services.gateway.settings import GatewaySettings
-from services.kit import rpc
-from services.kit.api_keys import new_key
-from services.kit.errors import (
+from services.kit.calls import rpc
+from services.kit.wire.api_keys import new_key
+from services.kit.wire.errors import (
     AuthenticationError,
     InvalidRequestError,
     NightshiftError,

@@ -10,10 +10,10 @@ import pytest_asyncio
 
 from services.gateway.clients import Store
 from services.gateway.keys import CACHE_SECONDS, WRONG_PER_MINUTE, KeyAuth
-from services.kit import rpc
-from services.kit.api_keys import new_key
-from services.kit.clock import ManualClock
-from services.kit.errors import AuthenticationError, RateLimitedError, UnavailableError
+from services.kit.calls import rpc
+from services.kit.process.clock import ManualClock
+from services.kit.wire.api_keys import new_key
+from services.kit.wire.errors import AuthenticationError, RateLimitedError, UnavailableError
 from tests.kit.public_store import SECRET, ScriptedStore
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.slow]

@@ -5,7 +5,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from protos.nightshift.v1 import models_pb2
-from services.kit.errors import NotFoundError
+from services.kit.wire.errors import NotFoundError
 from tests.kit.public_store import CREATED_AT, ScriptedStore
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

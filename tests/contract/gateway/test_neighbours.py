@@ -13,8 +13,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.gateway.main import Listening, running
 from services.gateway.settings import GatewaySettings
-from services.kit import rpc
-from services.kit.api_keys import new_key
+from services.kit.calls import rpc
+from services.kit.wire.api_keys import new_key
 from tests.kit.eventually import eventually
 from tests.kit.public_store import SECRET, ScriptedStore
 

@@ -16,10 +16,11 @@ from services.gateway.clients import Store
 from services.gateway.context import Context
 from services.gateway.keys import KeyAuth
 from services.gateway.limits import RequestLimiter
-from services.kit import ids, rpc
-from services.kit.clock import SystemClock
-from services.kit.endpoints import ENDPOINTS
-from services.kit.errors import ConflictError
+from services.kit.calls import rpc
+from services.kit.process.clock import SystemClock
+from services.kit.wire import ids
+from services.kit.wire.endpoints import ENDPOINTS
+from services.kit.wire.errors import ConflictError
 from tests.kit.public_store import ScriptedStore, batch_id, file_id, make_batch, make_file
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -12,8 +12,8 @@ from typing import Final
 import orjson
 import sqlalchemy as sa
 
-from services.kit.clock import ManualClock
-from services.kit.ids import uuid7_hex
+from services.kit.process.clock import ManualClock
+from services.kit.wire.ids import uuid7_hex
 from services.store import doctor, migrate
 from services.store.blobs.local import LocalBlobs
 from services.store.context import Context

@@ -19,9 +19,9 @@ import nats.js.errors
 import orjson
 
 from protos.nightshift.v1 import batches_pb2
-from services.kit import bus
-from services.kit.subjects import durable_of
-from services.kit.tasks import end
+from services.kit.messages import bus
+from services.kit.messages.subjects import durable_of
+from services.kit.process.tasks import end
 from services.store import doctor
 from services.store.settings import StoreSettings
 from tests.kit.eventually import eventually

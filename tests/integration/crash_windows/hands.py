@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 from protos.nightshift.v1 import batches_pb2, dispatch_pb2, events_pb2, work_pb2
-from services.kit.errors import ConflictError, StaleTermError
+from services.kit.wire.errors import ConflictError, StaleTermError
 from tests.integration.crash_windows.world import Asker, World
 from tests.integration.store_work.worker import frame, ranges_of, result
 from tests.kit.store import POOL, chat_line, our_errors

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from protos.nightshift.v1 import batches_pb2
-from services.kit.errors import ConflictError
+from services.kit.wire.errors import ConflictError
 from tests.integration.crash_windows import hands
 from tests.integration.crash_windows.backings import migrated_database, postgres, shared
 from tests.integration.crash_windows.stories import Stories

@@ -8,7 +8,7 @@ import pytest
 from nats.js import api
 
 from protos.nightshift.v1 import dispatch_pb2
-from services.kit import bus
+from services.kit.messages import bus
 from tests.integration.crash_windows import hands
 from tests.integration.crash_windows.backings import migrated_database, postgres, shared
 from tests.integration.crash_windows.stories import Stories

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from services.cli.datadir import OWNER_VARIABLE, DataDir, DataDirError, DataDirInUseError
-from services.kit.bus_roles import ROLES
+from services.kit.messages.bus_roles import ROLES
 from tests.integration.crash_windows.stories import BOTH, armed, freezes, kills
 from tests.kit.eventually import eventually
 from tests.kit.template import Copied, Template, template

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from protos.nightshift.v1 import files_pb2
-from services.kit.errors import InvalidRequestError, NotFoundError
+from services.kit.wire.errors import InvalidRequestError, NotFoundError
 from tests.integration.crash_windows.backings import migrated_database, postgres, shared
 from tests.integration.crash_windows.stories import Stories
 from tests.integration.crash_windows.world import Asker, Backing, Check, World

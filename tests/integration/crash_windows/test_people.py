@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from protos.nightshift.v1 import admin_pb2, models_pb2, webhooks_pb2, webhooks_pb2_grpc
-from services.kit.errors import NotFoundError
+from services.kit.wire.errors import NotFoundError
 from tests.integration.crash_windows import hands
 from tests.integration.crash_windows.backings import migrated_database, postgres, shared
 from tests.integration.crash_windows.stories import Stories

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from services.kit import bus
+from services.kit.messages import bus
 from tests.integration.crash_windows.fleet import Fleet, Stories
 from tests.kit.store import POOL
 from tests.kit.template import Template, template

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from protos.nightshift.v1 import admin_pb2, models_pb2
-from services.kit import rpc
-from services.kit.errors import NightshiftError, UnavailableError
-from services.kit.tasks import end
+from services.kit.calls import rpc
+from services.kit.process.tasks import end
+from services.kit.wire.errors import NightshiftError, UnavailableError
 from tests.integration.crash_windows import at_rest
 from tests.integration.store_work.worker import Worker
 from tests.kit.eventually import eventually

@@ -25,7 +25,7 @@ from services.cli import admin
 from services.cli.fleet import StoreAt
 from services.cli.plan import Address
 from services.cli.ports import is_open
-from services.kit import rpc
+from services.kit.calls import rpc
 from tests.kit.eventually import eventually
 from tests.kit.ports import free_port
 from tests.kit.store import StoreProcess, client_of, store_process

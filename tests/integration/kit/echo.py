@@ -13,7 +13,7 @@ from protos.nightshift.v1 import (
     work_pb2,
     work_pb2_grpc,
 )
-from services.kit import rpc
+from services.kit.calls import rpc
 from tests.kit.streams import all_told, told
 
 Context = Any

@@ -5,9 +5,10 @@ import asyncio
 import grpc
 import pytest
 
-from services.kit import errors, rpc
-from services.kit.interceptors import ErrorsInterceptor
-from services.kit.settings import SettingsError
+from services.kit.calls import rpc
+from services.kit.calls.interceptors import ErrorsInterceptor
+from services.kit.process.settings import SettingsError
+from services.kit.wire import errors
 from tests.integration.kit import echo
 
 pytestmark = pytest.mark.integration

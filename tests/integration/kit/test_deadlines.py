@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from protos.nightshift.v1 import work_pb2, work_pb2_grpc
-from services.kit import rpc
+from services.kit.calls import rpc
 
 pytestmark = pytest.mark.integration
 

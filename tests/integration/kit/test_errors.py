@@ -7,9 +7,10 @@ import grpc
 import pytest
 from structlog.testing import CapturingLogger
 
-from services.kit import errors, interceptors, rpc
-from services.kit.errors import NightshiftError, from_rpc_error
-from services.kit.interceptors import ErrorsInterceptor, TelemetryInterceptor
+from services.kit.calls import interceptors, rpc
+from services.kit.calls.interceptors import ErrorsInterceptor, TelemetryInterceptor
+from services.kit.wire import errors
+from services.kit.wire.errors import NightshiftError, from_rpc_error
 from tests.integration.kit import echo
 
 pytestmark = pytest.mark.integration

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from services.kit import rpc
+from services.kit.calls import rpc
 from tests.integration.kit import echo
 
 pytestmark = pytest.mark.integration

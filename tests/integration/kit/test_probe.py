@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from services.kit import rpc
-from services.kit.interceptors import SecretInterceptor
+from services.kit.calls import rpc
+from services.kit.calls.interceptors import SecretInterceptor
 from tests.kit.eventually import eventually
 
 pytestmark = pytest.mark.integration
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.integration
 async def probe(*arguments: str) -> tuple[int, str]:
     """Run the probe; returns its exit status and what it said."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "services.kit.probe", *arguments),
+        *(sys.executable, "-m", "services.kit.calls.probe", *arguments),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
@@ -50,7 +50,7 @@ async def test_it_tells_whether_a_service_takes_work() -> None:
 async def test_it_imports_no_more_than_grpc() -> None:
     """Each container runs one every few seconds."""
     code = (
-        "import sys, services.kit.probe\n"
+        "import sys, services.kit.calls.probe\n"
         "print([each for each in sys.modules if each.startswith('services.')])\n"
         "print({'numpy', 'rich', 'pydantic', 'structlog', 'opentelemetry'} & set(sys.modules))"
     )
@@ -59,7 +59,7 @@ async def test_it_imports_no_more_than_grpc() -> None:
     )
     output, _ = await process.communicate()
     assert output.decode().splitlines() == [
-        "['services.kit', 'services.kit.addresses', 'services.kit.probe']",
+        "['services.kit', 'services.kit.process.addresses', 'services.kit.calls.probe']",
         "set()",
     ]
 

@@ -7,8 +7,8 @@ import grpc
 import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from services.kit import rpc
-from services.kit.interceptors import ErrorsInterceptor, SecretInterceptor
+from services.kit.calls import rpc
+from services.kit.calls.interceptors import ErrorsInterceptor, SecretInterceptor
 from tests.integration.kit import echo
 
 pytestmark = pytest.mark.integration

@@ -11,8 +11,8 @@ from typing import IO
 
 import pytest
 
-from services.kit import service
-from services.kit.settings import SettingsError
+from services.kit.process import service
+from services.kit.process.settings import SettingsError
 
 pytestmark = pytest.mark.integration
 
@@ -99,7 +99,7 @@ service.run("plant", serve)
 def test_settings_that_do_not_fit_are_one_line_and_status_2() -> None:
     code = """
 from services.kit import service
-from services.kit.settings import SettingsError
+from services.kit.process.settings import SettingsError
 
 async def serve(stopping):
     raise SettingsError("pots must be more")

@@ -13,9 +13,9 @@ import grpc
 import pytest
 
 from protos.nightshift.v1 import batches_pb2, batches_pb2_grpc, files_pb2, files_pb2_grpc
-from services.kit import channels, peers, rpc
-from services.kit.errors import UnavailableError
-from services.kit.interceptors import ErrorsInterceptor
+from services.kit.calls import channels, peers, rpc
+from services.kit.calls.interceptors import ErrorsInterceptor
+from services.kit.wire.errors import UnavailableError
 from tests.integration.kit import echo
 from tests.kit.eventually import eventually
 from tests.kit.ports import free_port

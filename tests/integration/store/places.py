@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from services.kit.ids import uuid7_hex
+from services.kit.wire.ids import uuid7_hex
 from services.store.settings import StoreSettings
 from tests.kit.s3_server import S3Server, s3_server
 

@@ -12,8 +12,8 @@ import pytest
 import sqlalchemy as sa
 
 from protos.nightshift.v1 import files_pb2
-from services.kit.errors import NotFoundError
-from services.kit.settings import SettingsError
+from services.kit.process.settings import SettingsError
+from services.kit.wire.errors import NotFoundError
 from services.store.alone import only_store
 from services.store.backup.copying import CopyError
 from services.store.backup.place import BackupError

@@ -10,7 +10,7 @@ from protos.nightshift.v1 import (
     common_pb2,
     models_pb2,
 )
-from services.kit.errors import ConflictError, InvalidRequestError, NotFoundError
+from services.kit.wire.errors import ConflictError, InvalidRequestError, NotFoundError
 from tests.kit.store import (
     MODEL,
     POOL,

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from services.kit import failpoints
-from services.kit.errors import UnavailableError
-from services.kit.settings import SettingsError
+from services.kit.process import failpoints
+from services.kit.process.settings import SettingsError
+from services.kit.wire.errors import UnavailableError
 from services.store.blobs import local
 from services.store.blobs.base import BlobMissingError, Blobs, BlobUnreadableError
 from services.store.blobs.place import open_blobs

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from services.kit.clock import ManualClock
-from services.kit.errors import UnavailableError
-from services.kit.settings import SettingsError
+from services.kit.process.clock import ManualClock
+from services.kit.process.settings import SettingsError
+from services.kit.wire.errors import UnavailableError
 from services.store.blobs.base import Blobs, BlobUnreadableError
 from services.store.blobs.place import open_blobs
 from services.store.blobs.reader import blob_reader

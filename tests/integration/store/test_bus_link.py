@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from services.kit.bus import Bus
-from services.kit.tasks import end
+from services.kit.messages.bus import Bus
+from services.kit.process.tasks import end
 from services.store.bus_link import keep_bus
 from services.store.database import Database
 from services.store.outbox import Outbox

@@ -15,8 +15,8 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from services.kit.errors import InvalidRequestError, UnavailableError
-from services.kit.settings import SettingsError
+from services.kit.process.settings import SettingsError
+from services.kit.wire.errors import InvalidRequestError, UnavailableError
 from services.store import files_repo, idempotency_repo, migrate
 from services.store.database import Database
 from services.store.models import files, outbox, projects

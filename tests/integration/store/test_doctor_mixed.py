@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from protos.nightshift.v1 import admin_pb2, models_pb2, work_pb2
-from services.kit import ids
+from services.kit.wire import ids
 from tests.integration.store_work.harness import Store, running
 from tests.integration.store_work.worker import ranges_of
 from tests.kit.data_at_rest import Data, check, rounds

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from protos.nightshift.v1 import batches_pb2, files_pb2
-from services.kit.errors import ConflictError
+from services.kit.wire.errors import ConflictError
 from services.store.ender import STOP_MS
 from tests.integration.store_work.worker import Worker
 from tests.kit.ports import free_port

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from protos.nightshift.v1 import batches_pb2, common_pb2, files_pb2
-from services.kit import rpc
-from services.kit.errors import InvalidRequestError, NotFoundError, TooLargeError
+from services.kit.calls import rpc
+from services.kit.wire.errors import InvalidRequestError, NotFoundError, TooLargeError
 from tests.kit.eventually import eventually
 from tests.kit.store import (
     Client,

@@ -11,7 +11,7 @@ from typing import TypeVar
 import pytest
 
 from protos.nightshift.v1 import batches_pb2
-from services.kit.errors import InvalidRequestError
+from services.kit.wire.errors import InvalidRequestError
 from tests.integration.store_work.worker import Worker
 from tests.kit.eventually import eventually
 from tests.kit.power_cut import Event, PowerCut

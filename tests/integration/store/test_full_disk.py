@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from protos.nightshift.v1 import batches_pb2, work_pb2
-from services.kit.errors import UnavailableError
-from services.kit.ids import uuid7_hex
+from services.kit.wire.errors import UnavailableError
+from services.kit.wire.ids import uuid7_hex
 from services.store.blobs.local import LocalBlobs
 from tests.integration.store_work.worker import Worker, frame
 from tests.kit.eventually import eventually

@@ -9,9 +9,10 @@ import pytest
 import sqlalchemy as sa
 
 from protos.nightshift.v1 import batches_pb2, batches_pb2_grpc, common_pb2, files_pb2
-from services.kit import ids, rpc
-from services.kit.errors import ConflictError, InvalidRequestError, NightshiftError
-from services.kit.ids import ProjectId
+from services.kit.calls import rpc
+from services.kit.wire import ids
+from services.kit.wire.errors import ConflictError, InvalidRequestError, NightshiftError
+from services.kit.wire.ids import ProjectId
 from services.store import idempotency_repo, migrate
 from services.store.database import Database
 from services.store.key_tables import idempotency_keys

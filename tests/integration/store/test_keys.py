@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from protos.nightshift.v1 import admin_pb2, batches_pb2
-from services.kit import rpc
-from services.kit.errors import InvalidRequestError, NotFoundError
+from services.kit.calls import rpc
+from services.kit.wire.errors import InvalidRequestError, NotFoundError
 from tests.kit.store import (
     Client,
     StoreProcess,

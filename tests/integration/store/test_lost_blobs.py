@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from protos.nightshift.v1 import batches_pb2, files_pb2
-from services.kit.errors import LostError
+from services.kit.wire.errors import LostError
 from services.store.backup.copying import CopyError
 from services.store.backup.place import BackupError
 from services.store.models import batches

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from protos.nightshift.v1 import batches_pb2
-from services.kit.errors import ConflictError, NotFoundError, UnavailableError
-from services.kit.tasks import end
+from services.kit.process.tasks import end
+from services.kit.wire.errors import ConflictError, NotFoundError, UnavailableError
 from tests.integration.store_work.worker import Worker, ranges_of
 from tests.kit import data_at_rest
 from tests.kit.eventually import eventually

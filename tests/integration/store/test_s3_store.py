@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from protos.nightshift.v1 import batches_pb2, files_pb2
-from services.kit import rpc
-from services.kit.errors import NightshiftError, UnavailableError
+from services.kit.calls import rpc
+from services.kit.wire.errors import NightshiftError, UnavailableError
 from services.store.blobs.s3 import PART_BYTES
 from services.store.results_repo import INLINE_BYTES
 from tests.integration.store_work.worker import Worker

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from protos.nightshift.v1 import batches_pb2, work_pb2
-from services.kit import rpc
-from services.kit.errors import StaleTermError, UnavailableError
+from services.kit.calls import rpc
+from services.kit.wire.errors import StaleTermError, UnavailableError
 from tests.kit.eventually import eventually
 from tests.kit.postgres import Postgres
 from tests.kit.store import Client, StoreProcess, chat_line, client_of, our_errors

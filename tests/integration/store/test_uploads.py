@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from protos.nightshift.v1 import batches_pb2, files_pb2, uploads_pb2
-from services.kit.errors import InvalidRequestError, NotFoundError
+from services.kit.wire.errors import InvalidRequestError, NotFoundError
 from tests.kit.eventually import eventually
 from tests.kit.store import (
     Client,

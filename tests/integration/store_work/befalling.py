@@ -12,8 +12,8 @@ import sqlalchemy as sa
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine
 
-from services.kit.errors import StaleTermError, UnavailableError
-from services.kit.tasks import end
+from services.kit.process.tasks import end
+from services.kit.wire.errors import StaleTermError, UnavailableError
 from services.store.models import attempts as attempt_rows
 from services.store.models import batches as batch_rows
 from tests.integration.store_work.crashing import Fleet, Gate, Ground, Member

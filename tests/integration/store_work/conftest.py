@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.kit.rpc import POLICIES
+from services.kit.calls.rpc import POLICIES
 from services.store.webhook_sender import Sender
 from tests.integration.store_work.harness import Store, databases, running
 from tests.integration.store_work.webhooks import Project

@@ -12,8 +12,8 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from services.kit.clock import ManualClock
-from services.kit.errors import UnavailableError
+from services.kit.process.clock import ManualClock
+from services.kit.wire.errors import UnavailableError
 from services.store import migrate
 from services.store.blobs.base import Content
 from services.store.blobs.local import LocalBlobs

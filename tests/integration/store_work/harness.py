@@ -19,10 +19,10 @@ from protos.nightshift.v1 import (
     uploads_pb2_grpc,
     work_pb2_grpc,
 )
-from services.kit import rpc
-from services.kit.clock import ManualClock
-from services.kit.ids import uuid7_hex
-from services.kit.interceptors import ErrorsInterceptor, SecretInterceptor
+from services.kit.calls import rpc
+from services.kit.calls.interceptors import ErrorsInterceptor, SecretInterceptor
+from services.kit.process.clock import ManualClock
+from services.kit.wire.ids import uuid7_hex
 from services.store import migrate
 from services.store.batches_servicer import BatchesServicer
 from services.store.blobs.place import open_blobs

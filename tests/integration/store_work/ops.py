@@ -11,8 +11,8 @@ from typing import Any
 import grpc
 
 from protos.nightshift.v1 import batches_pb2, dispatch_pb2, files_pb2, work_pb2
-from services.kit import rpc
-from services.kit.errors import (
+from services.kit.calls import rpc
+from services.kit.wire.errors import (
     ConflictError,
     InternalError,
     NightshiftError,

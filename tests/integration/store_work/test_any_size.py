@@ -13,8 +13,8 @@ from services.executor.attempts import Attempt, Attempts
 from services.executor.engines.base import Usage
 from services.executor.reporter import Reporter
 from services.executor.store_client import StoreClient
-from services.kit.bus import Delivery
-from services.kit.clock import SystemClock
+from services.kit.messages.bus import Delivery
+from services.kit.process.clock import SystemClock
 from tests.integration.store_work.harness import SECRET, Store, running
 from tests.integration.store_work.worker import POOL, result
 

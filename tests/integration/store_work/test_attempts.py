@@ -5,7 +5,7 @@ import re
 import pytest
 
 from protos.nightshift.v1 import work_pb2
-from services.kit.errors import ConflictError, InvalidRequestError
+from services.kit.wire.errors import ConflictError, InvalidRequestError
 from tests.integration.store_work.harness import Store
 from tests.integration.store_work.worker import ranges_of
 from tests.kit.store import POOL, chat_line

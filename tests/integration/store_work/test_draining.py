@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from protos.nightshift.v1 import work_pb2
-from services.kit.frames import RESULT_RECORD
-from services.kit.service import DRAIN_SECONDS
+from services.kit.process.service import DRAIN_SECONDS
+from services.kit.wire.frames import RESULT_RECORD
 from tests.kit.store import running_store
 
 pytestmark = pytest.mark.slow

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from protos.nightshift.v1 import batches_pb2, files_pb2
-from services.kit.errors import ConflictError, NotFoundError
+from services.kit.wire.errors import ConflictError, NotFoundError
 from services.store.domain.state import TIMESTAMP_COLUMN, BatchStatus
 from services.store.models import batches
 from tests.integration.store_work.crashing import Fleet, Ground, PostgresGround, SQLiteGround

@@ -6,8 +6,8 @@ import pytest
 import sqlalchemy as sa
 
 from protos.nightshift.v1 import batches_pb2, dispatch_pb2, files_pb2
-from services.kit.errors import ConflictError
-from services.kit.result_line import MESSAGES
+from services.kit.wire.errors import ConflictError
+from services.kit.wire.result_line import MESSAGES
 from services.store.ender import STOP_MS, Ender
 from services.store.models import outbox
 from tests.integration.store_work.harness import Store

@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from protos.nightshift.v1 import batches_pb2, events_pb2, files_pb2
-from services.kit.errors import InvalidRequestError, NotFoundError
+from services.kit.wire.errors import InvalidRequestError, NotFoundError
 from services.store import events_servicer, shared_reads
 from services.store.batches_repo import KEEP_SECONDS
 from services.store.event_segments import PAGE_BYTES

@@ -10,8 +10,9 @@ from protos.nightshift.v1 import (
     models_pb2,
     work_pb2,
 )
-from services.kit import ids, rpc
-from services.kit.errors import StaleTermError
+from services.kit.calls import rpc
+from services.kit.wire import ids
+from services.kit.wire.errors import StaleTermError
 from services.store.domain.waiting import MOST_AHEAD
 from tests.integration.store_work.harness import Store
 from tests.kit.store import POOL, chat_line, our_errors

@@ -3,7 +3,7 @@
 import pytest
 
 from protos.nightshift.v1 import common_pb2, files_pb2
-from services.kit.errors import NotFoundError
+from services.kit.wire.errors import NotFoundError
 from tests.integration.store_work.harness import Store
 from tests.kit.store import chat_line, our_errors, refused
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from protos.nightshift.v1 import batches_pb2, work_pb2
-from services.kit.errors import UnavailableError
+from services.kit.wire.errors import UnavailableError
 from tests.integration.store_work.worker import Worker, frame
 from tests.kit.store import StoreProcess, our_errors
 from tests.kit.streams import all_told

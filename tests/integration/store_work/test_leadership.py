@@ -3,7 +3,7 @@
 import pytest
 
 from protos.nightshift.v1 import work_pb2
-from services.kit.errors import StaleTermError
+from services.kit.wire.errors import StaleTermError
 from tests.integration.store_work.harness import Store
 from tests.kit.store import our_errors
 

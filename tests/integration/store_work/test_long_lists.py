@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from protos.nightshift.v1 import batches_pb2, common_pb2, files_pb2
-from services.kit import ids
+from services.kit.wire import ids
 from services.store.models import batches, counters, files, models, pools
 from tests.integration.store_work.harness import Store
 from tests.kit.store import POOL, our_errors

@@ -4,7 +4,7 @@ import pytest
 import sqlalchemy as sa
 
 from protos.nightshift.v1 import batches_pb2, files_pb2
-from services.kit.errors import LostError
+from services.kit.wire.errors import LostError
 from services.store.models import batches, blobs, files
 from tests.integration.store_work.harness import Store
 from tests.integration.store_work.losing import (

@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from protos.nightshift.v1 import batches_pb2
-from services.kit.errors import LostError, NotFoundError, UnavailableError
+from services.kit.wire.errors import LostError, NotFoundError, UnavailableError
 from services.store.models import blobs, files, segments
 from services.store.results_repo import INLINE_BYTES
 from services.store.uploads_tables import upload_parts

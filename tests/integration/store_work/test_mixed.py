@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from protos.nightshift.v1 import admin_pb2, batches_pb2, dispatch_pb2, models_pb2, work_pb2
-from services.kit import ids
+from services.kit.wire import ids
 from services.store.models import batch_models, outbox
 from tests.integration.store_work.harness import Store, running
 from tests.integration.store_work.worker import messages, ranges_of

@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from protos.nightshift.v1 import batches_pb2, dispatch_pb2
-from services.kit.errors import ConflictError
+from services.kit.wire.errors import ConflictError
 from services.store.domain.state import TERMINAL, BatchStatus, can_move
 from services.store.models import chunks
 from tests.integration.store_work.harness import Store, running

@@ -12,7 +12,7 @@ from protos.nightshift.v1 import (
     uploads_pb2,
     work_pb2,
 )
-from services.kit.errors import InvalidRequestError, NotFoundError
+from services.kit.wire.errors import InvalidRequestError, NotFoundError
 from tests.integration.store_work.harness import Store
 from tests.kit.store import DAY_SECONDS, chat_line, our_errors
 

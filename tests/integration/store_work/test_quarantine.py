@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from protos.nightshift.v1 import batches_pb2, dispatch_pb2, work_pb2
-from services.kit.result_line import MESSAGES
+from services.kit.wire.result_line import MESSAGES
 from services.store import losses
 from services.store.domain.death_budget import FREE_DEATHS, MOST_DEATHS, SHARE
 from services.store.models import batches, blobs, chunks, projects

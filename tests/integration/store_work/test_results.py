@@ -9,8 +9,8 @@ import pytest
 import sqlalchemy as sa
 
 from protos.nightshift.v1 import batches_pb2, work_pb2
-from services.kit.errors import InvalidRequestError, TooLargeError
-from services.kit.frames import FRAME_BYTES, RESULT_RECORD
+from services.kit.wire.errors import InvalidRequestError, TooLargeError
+from services.kit.wire.frames import FRAME_BYTES, RESULT_RECORD
 from services.store import appending
 from services.store.models import blobs, segments
 from tests.integration.store_work.harness import Store, running

@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from protos.nightshift.v1 import admin_pb2, batches_pb2, files_pb2
-from services.kit.errors import InvalidRequestError, NotFoundError, UnavailableError
+from services.kit.wire.errors import InvalidRequestError, NotFoundError, UnavailableError
 from services.store import usage_repo
 from services.store.disk import Disk
 from tests.integration.store_work.harness import Store, running

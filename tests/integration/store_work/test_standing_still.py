@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from protos.nightshift.v1 import batches_pb2, files_pb2
-from services.kit.errors import UnavailableError
+from services.kit.wire.errors import UnavailableError
 from services.store.domain.patience import MOST_VALIDATIONS
 from services.store.models import blobs
 from tests.integration.store_work.crashing import Fleet, Gate, Member, SQLiteGround

@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from protos.nightshift.v1 import files_pb2
-from services.kit.errors import NotFoundError, UnavailableError
+from services.kit.wire.errors import NotFoundError, UnavailableError
 from services.store import blobs_repo, holds_repo, receiving
 from services.store.blobs.s3 import S3Blobs
 from services.store.models import blobs, files, segments, sweep_holds

@@ -7,7 +7,7 @@ import pytest
 import sqlalchemy as sa
 
 from protos.nightshift.v1 import batches_pb2
-from services.kit.errors import LostError, UnavailableError
+from services.kit.wire.errors import LostError, UnavailableError
 from services.store.models import batches, files, segments
 from services.store.results_repo import INLINE_BYTES
 from tests.integration.store_work.harness import Store

@@ -7,7 +7,12 @@ import pytest
 import sqlalchemy as sa
 
 from protos.nightshift.v1 import common_pb2
-from services.kit.errors import ConflictError, InvalidRequestError, NotFoundError, UnavailableError
+from services.kit.wire.errors import (
+    ConflictError,
+    InvalidRequestError,
+    NotFoundError,
+    UnavailableError,
+)
 from services.store.webhook_tables import webhook_endpoints
 from services.store.webhooks_servicer import TESTS_OF_PROJECT
 from tests.integration.store_work.harness import Store

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from protos.nightshift.v1 import admin_pb2, batches_pb2, models_pb2
-from services.kit import ids
+from services.kit.wire import ids
 from tests.integration.store_work.harness import Store, running
 from tests.integration.store_work.losing import input_of, input_taken, opened, put_back, soon, taken
 from tests.integration.store_work.worker import ranges_of

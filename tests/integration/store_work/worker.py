@@ -7,8 +7,8 @@ import numpy as np
 import orjson
 
 from protos.nightshift.v1 import batches_pb2, common_pb2, dispatch_pb2, work_pb2
-from services.kit.frames import FAILED_FLAG, FRAME_BYTES, LINE_RECORD, RESULT_RECORD
-from services.kit.result_line import success_or_error_line
+from services.kit.wire.frames import FAILED_FLAG, FRAME_BYTES, LINE_RECORD, RESULT_RECORD
+from services.kit.wire.result_line import success_or_error_line
 from tests.kit.store import DAY_SECONDS, POOL, Client, chat_line, our_errors
 from tests.kit.streams import all_told
 

@@ -22,7 +22,8 @@ from protos.nightshift.v1 import (
     models_pb2,
     work_pb2,
 )
-from services.kit import ids, rpc
+from services.kit.calls import rpc
+from services.kit.wire import ids
 from services.store import migrate
 from services.store.webhook_sender import Sender
 from tests.integration.store_work import webhooks

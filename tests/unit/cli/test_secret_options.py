@@ -8,7 +8,7 @@ from click.testing import CliRunner, Result
 
 from services.cli.client import server_options
 from services.cli.store_job import place_options
-from services.kit.api_keys import new_key
+from services.kit.wire.api_keys import new_key
 
 pytestmark = pytest.mark.unit
 

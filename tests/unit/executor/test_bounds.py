@@ -22,7 +22,7 @@ from services.executor.engines.bounds import (
 from services.executor.engines.fields import ALLOWED, REFUSED
 from services.executor.engines.guard import guarded_body
 from services.executor.engines.simulated_answers import answer, fast_chat
-from services.kit.endpoints import (
+from services.kit.wire.endpoints import (
     CHAT_COMPLETIONS,
     COMPLETIONS,
     EMBEDDINGS,
@@ -30,7 +30,7 @@ from services.kit.endpoints import (
     RESPONSES,
     SCORE,
 )
-from services.kit.values import MOST_NUMBERS, MOST_VALUES
+from services.kit.wire.values import MOST_NUMBERS, MOST_VALUES
 from tests.kit.engine_contract import assert_envelope
 
 pytestmark = pytest.mark.unit

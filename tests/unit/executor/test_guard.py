@@ -9,7 +9,7 @@ from services.executor.engines.base import EngineRequest
 from services.executor.engines.bounds import BodyRefused
 from services.executor.engines.fields import ALLOWED, REFUSED
 from services.executor.engines.guard import guarded_body
-from services.kit.endpoints import (
+from services.kit.wire.endpoints import (
     CHAT_COMPLETIONS,
     COMPLETIONS,
     EMBEDDINGS,

@@ -16,9 +16,7 @@ from services.executor.engines.base import (
 )
 from services.executor.engines.simulated import SimulatedEngine
 from services.executor.engines.started_log import StartedFile
-from services.kit.endpoints import (
-    CHAT_COMPLETIONS,
-)
+from services.kit.wire.endpoints import CHAT_COMPLETIONS
 from tests.kit.eventually import eventually
 from tests.kit.started_lines import executions, read_started
 

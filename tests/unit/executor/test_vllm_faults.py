@@ -15,7 +15,7 @@ from services.executor.engines import vllm_api
 from services.executor.engines.base import EngineDead, EngineRequest, EngineResponse
 from services.executor.engines.vllm import VllmEngine
 from services.executor.retry import Again, judge
-from services.kit.endpoints import CHAT_COMPLETIONS
+from services.kit.wire.endpoints import CHAT_COMPLETIONS
 
 pytestmark = pytest.mark.unit
 

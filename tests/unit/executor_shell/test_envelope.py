@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.executor.envelope import LineReader, read_line
-from services.kit.frames import LINE_RECORD
+from services.kit.wire.frames import LINE_RECORD
 
 pytestmark = pytest.mark.unit
 

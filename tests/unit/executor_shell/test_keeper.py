@@ -10,8 +10,8 @@ from services.executor.endings import Endings, Tasks
 from services.executor.keeper import Keeper
 from services.executor.reach import Reach
 from services.executor.store_client import Marks, StoreClient
-from services.kit.bus import ACK_WAIT_SECONDS, Delivery
-from services.kit.clock import ManualClock
+from services.kit.messages.bus import ACK_WAIT_SECONDS, Delivery
+from services.kit.process.clock import ManualClock
 
 pytestmark = pytest.mark.unit
 

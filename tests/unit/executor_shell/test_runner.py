@@ -16,9 +16,9 @@ from services.executor.envelope import Line
 from services.executor.reporter import Reporter
 from services.executor.runner import Runner
 from services.executor.seating import Seating
-from services.kit.bus import Delivery
-from services.kit.clock import ManualClock
-from services.kit.endpoints import CHAT_COMPLETIONS
+from services.kit.messages.bus import Delivery
+from services.kit.process.clock import ManualClock
+from services.kit.wire.endpoints import CHAT_COMPLETIONS
 from tests.kit.eventually import eventually
 
 pytestmark = pytest.mark.unit

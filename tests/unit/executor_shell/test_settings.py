@@ -10,8 +10,8 @@ from services.executor.engines.base import EngineStartError
 from services.executor.engines.simulated import SimulatedEngine
 from services.executor.main import make_engine
 from services.executor.settings import ExecutorSettings
-from services.kit.ids import pool_id_of
-from services.kit.settings import SettingsError
+from services.kit.process.settings import SettingsError
+from services.kit.wire.ids import pool_id_of
 
 pytestmark = pytest.mark.unit
 

@@ -4,7 +4,7 @@ import orjson
 import pytest
 
 from services.gateway.envelope import error_headers, error_response, list_object
-from services.kit.errors import (
+from services.kit.wire.errors import (
     ConflictError,
     InternalError,
     InvalidRequestError,

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from services.gateway import limits
 from services.gateway.limits import RequestLimiter, duration
-from services.kit.clock import ManualClock
-from services.kit.errors import RateLimitedError
+from services.kit.process.clock import ManualClock
+from services.kit.wire.errors import RateLimitedError
 
 
 def test_a_minutes_requests_may_come_at_once() -> None:

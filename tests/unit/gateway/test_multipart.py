@@ -16,7 +16,7 @@ from services.gateway.multipart import (
     MultipartReader,
     boundary_of,
 )
-from services.kit.errors import InvalidRequestError
+from services.kit.wire.errors import InvalidRequestError
 
 BOUNDARY = b"x-1"
 

@@ -7,8 +7,8 @@ from services.gateway.settings import (
     is_loopback,
     parse_windows,
 )
-from services.kit.addresses import split_address
-from services.kit.settings import SettingsError
+from services.kit.process.addresses import split_address
+from services.kit.process.settings import SettingsError
 
 
 def test_defaults_work() -> None:

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from services.gateway.auth import Caller
 from services.gateway.shares import Shares, holder_of
-from services.kit.errors import RateLimitedError
-from services.kit.ids import ProjectId
+from services.kit.wire.errors import RateLimitedError
+from services.kit.wire.ids import ProjectId
 
 pytestmark = pytest.mark.unit
 

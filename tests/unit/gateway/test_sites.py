@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 
 from services.gateway.sites import Sites
-from services.kit.errors import PermissionError_, UnsupportedMediaError
+from services.kit.wire.errors import PermissionError_, UnsupportedMediaError
 
 pytestmark = pytest.mark.unit
 

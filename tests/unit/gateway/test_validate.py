@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from protos.nightshift.v1 import batches_pb2
 from services.gateway import validate
-from services.kit.endpoints import ENDPOINTS
-from services.kit.errors import InvalidRequestError, NightshiftError, NotFoundError
+from services.kit.wire.endpoints import ENDPOINTS
+from services.kit.wire.errors import InvalidRequestError, NightshiftError, NotFoundError
 
 T = TypeVar("T")
 

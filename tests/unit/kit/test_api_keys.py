@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.kit.api_keys import START, Form, form_of, new_key
+from services.kit.wire.api_keys import START, Form, form_of, new_key
 
 pytestmark = pytest.mark.unit
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from services.gateway.envelope import error_headers
-from services.kit import errors
-from services.kit.errors import NightshiftError, RateLimitedError, all_error_classes
+from services.kit.wire import errors
+from services.kit.wire.errors import NightshiftError, RateLimitedError, all_error_classes
 
 pytestmark = pytest.mark.unit
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.kit import ids
+from services.kit.wire import ids
 
 pytestmark = pytest.mark.unit
 

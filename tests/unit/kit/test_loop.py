@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from services.kit.loop import Loop
+from services.kit.process.loop import Loop
 from tests.kit.eventually import eventually
 
 pytestmark = pytest.mark.unit

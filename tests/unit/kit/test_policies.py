@@ -8,7 +8,7 @@ import pytest
 from google.protobuf.descriptor import MethodDescriptor
 
 import protos.nightshift.v1
-from services.kit import rpc
+from services.kit.calls import rpc
 
 pytestmark = pytest.mark.unit
 

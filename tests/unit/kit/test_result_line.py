@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.kit import result_line
+from services.kit.wire import result_line
 
 pytestmark = pytest.mark.unit
 

@@ -9,8 +9,8 @@ from pydantic import Field, ValidationError
 from pydantic_settings import SettingsConfigDict
 
 import services
-from services.kit.addresses import parse_bus_urls
-from services.kit.settings import BusSettings, ServiceSettings, SettingsError
+from services.kit.process.addresses import parse_bus_urls
+from services.kit.process.settings import BusSettings, ServiceSettings, SettingsError
 
 pytestmark = pytest.mark.unit
 

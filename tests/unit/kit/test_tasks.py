@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from services.kit.tasks import end
+from services.kit.process.tasks import end
 
 pytestmark = pytest.mark.unit
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from services.kit import telemetry
+from services.kit.process import telemetry
 
 pytestmark = pytest.mark.unit
 

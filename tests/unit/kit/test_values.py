@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from services.kit import values
-from services.kit.values import MOST_NUMBERS, MOST_VALUES, too_many_values
+from services.kit.wire import values
+from services.kit.wire.values import MOST_NUMBERS, MOST_VALUES, too_many_values
 
 pytestmark = pytest.mark.unit
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.kit.ids import PoolId
+from services.kit.wire.ids import PoolId
 from services.scheduler.domain.capacity import ExecutorWord, capacity_of
 
 pytestmark = pytest.mark.unit

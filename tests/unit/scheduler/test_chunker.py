@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.kit.ids import BatchId, PoolId
+from services.kit.wire.ids import BatchId, PoolId
 from services.scheduler.domain.capacity import Capacity
 from services.scheduler.domain.chunker import (
     MAX_CHUNK_BYTES,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.kit.ids import BatchId, PoolId
+from services.kit.wire.ids import BatchId, PoolId
 from services.scheduler.domain.capacity import Capacity
 from services.scheduler.domain.chunker import MAX_CHUNK_BYTES, MAX_CHUNK_LINES, Cut
 from services.scheduler.domain.decision import MOST_CUTS, State, decide

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from protos.nightshift.v1 import dispatch_pb2
-from services.kit.clock import ManualClock
-from services.kit.ids import PoolId
+from services.kit.process.clock import ManualClock
+from services.kit.wire.ids import PoolId
 from services.scheduler.leader import Leader
 from services.scheduler.reconcile import Reconciler
 from services.scheduler.registry import SILENT_SECONDS, Registry

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from services.kit.ids import PoolId
+from services.kit.wire.ids import PoolId
 from services.scheduler.domain.capacity import ExecutorWord
 from services.scheduler.domain.report import PoolReport, differs, report_of
 

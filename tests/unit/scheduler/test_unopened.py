@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.kit.ids import ChunkId, PoolId
+from services.kit.wire.ids import ChunkId, PoolId
 from services.scheduler.domain.unopened import FORGET_SECONDS, Unopened
 
 pytestmark = pytest.mark.unit

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.kit.ids import BatchId, PoolId
+from services.kit.wire.ids import BatchId, PoolId
 from services.scheduler.domain.window import Window, WindowBatch
 
 pytestmark = pytest.mark.unit

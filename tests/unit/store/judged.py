@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from services.kit.endpoints import RERANK, SCORE
+from services.kit.wire.endpoints import RERANK, SCORE
 from services.store.domain import validate
 from services.store.domain.explain import BatchError
 from services.store.domain.line_index import LineIndex, LineIndexer

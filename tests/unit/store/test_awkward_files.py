@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from services.kit.result_line import custom_id_json
+from services.kit.wire.result_line import custom_id_json
 from services.store.domain import validate
 from services.store.domain.explain import custom_id_of
 from services.store.domain.line_index import BOM, LineIndex, LineIndexer

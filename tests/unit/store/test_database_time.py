@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from services.kit.clock import ManualClock
+from services.kit.process.clock import ManualClock
 from services.store.database_time import GIVEN_UP, DatabaseTime
 from services.store.leases import Leases
 

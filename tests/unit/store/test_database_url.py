@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.kit.settings import SettingsError
+from services.kit.process.settings import SettingsError
 from services.store.backup import snapshot
 from services.store.sql import open_dialect
 

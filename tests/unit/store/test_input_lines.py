@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.kit.frames import LINE_RECORD
+from services.kit.wire.frames import LINE_RECORD
 from services.store import input_lines
 from services.store.blobs.local import LocalBlobs
 from services.store.domain.line_index import LineIndexer

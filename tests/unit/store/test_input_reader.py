@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from services.kit.clock import ManualClock
-from services.kit.errors import UnavailableError
+from services.kit.process.clock import ManualClock
+from services.kit.wire.errors import UnavailableError
 from services.store.blobs.base import BlobMissingError
 from services.store.blobs.local import LocalBlobs
 from services.store.domain.line_index import LineIndex, LineIndexer

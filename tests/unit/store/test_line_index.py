@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from services.kit.values import too_many_values
+from services.kit.wire.values import too_many_values
 from services.store.domain import body_fields, line_index, names
 from services.store.domain.line_index import ANOTHER, IndexFormatError, LineIndex, LineIndexer
 from services.store.domain.shape import Shape, refusal

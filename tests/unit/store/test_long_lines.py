@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from services.kit.errors import UnavailableError
-from services.kit.ids import ProjectId
+from services.kit.wire.errors import UnavailableError
+from services.kit.wire.ids import ProjectId
 from services.store import long_lines
 from services.store.domain.line_index import LineIndexer
 from services.store.long_lines import LINES, LONG_BYTES, LongLine, LongLines

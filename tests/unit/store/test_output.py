@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.kit.frames import FAILED_FLAG, NEVER_RAN_FLAG, RESULT_RECORD
-from services.kit.result_line import (
+from services.kit.wire.frames import FAILED_FLAG, NEVER_RAN_FLAG, RESULT_RECORD
+from services.kit.wire.result_line import (
     BATCH_CANCELLED,
     BATCH_EXPIRED,
     ENGINE_FAILURE,

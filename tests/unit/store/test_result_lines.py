@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from services.kit.frames import RESULT_RECORD
-from services.kit.result_line import no_response_line, success_or_error_line
+from services.kit.wire.frames import RESULT_RECORD
+from services.kit.wire.result_line import no_response_line, success_or_error_line
 from services.store.domain.result_lines import are_lines, is_line
 
 pytestmark = pytest.mark.unit

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.kit.frames import FAILED_FLAG, NEVER_RAN_FLAG, RESULT_RECORD
+from services.kit.wire.frames import FAILED_FLAG, NEVER_RAN_FLAG, RESULT_RECORD
 from services.store.domain import results
 from services.store.domain.results import BLOCK_LINES, EMPTY_BLOCK, Tally
 

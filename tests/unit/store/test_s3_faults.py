@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.kit.settings import SettingsError
+from services.kit.process.settings import SettingsError
 from services.store.blobs.s3_faults import check_endpoint, reason
 
 pytestmark = pytest.mark.unit

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.kit.endpoints import ENDPOINTS, RERANK, SCORE
+from services.kit.wire.endpoints import ENDPOINTS, RERANK, SCORE
 from services.store.domain import line_index, validate
 from services.store.domain.body_fields import FIELD_FLAG
 from services.store.domain.explain import Expectation, explain_line

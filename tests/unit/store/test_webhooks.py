@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from services.kit.errors import InvalidRequestError
+from services.kit.wire.errors import InvalidRequestError
 from services.store.domain import webhooks
 from services.store.domain.state import TERMINAL, BatchStatus
 

@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from services.kit.errors import UnavailableError
-from services.kit.log import get_logger
+from services.kit.process.log import get_logger
+from services.kit.wire.errors import UnavailableError
 
 _log = get_logger(__name__)
 

@@ -6,8 +6,8 @@ from typing import Any, Final, Self
 
 import grpc
 
-from services.kit.peers import Peer, Peers, State
-from services.kit.policies import policy_of
+from services.kit.calls.peers import Peer, Peers, State
+from services.kit.calls.policies import policy_of
 
 SUSPECT_SECONDS: Final = 0.3
 """A call that waits this long for its answer has the peer asked whether it is there at all."""

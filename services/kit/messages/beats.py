@@ -13,9 +13,9 @@ from nats.aio.subscription import Subscription
 from nats.js import JetStreamContext
 
 from protos.nightshift.v1 import dispatch_pb2
-from services.kit import failpoints
-from services.kit.streams import BEATS_STREAM, Layout
-from services.kit.subjects import ANY_BEAT, beat_subject
+from services.kit.messages.streams import BEATS_STREAM, Layout
+from services.kit.messages.subjects import ANY_BEAT, beat_subject
+from services.kit.process import failpoints
 
 _ANSWER_SECONDS: Final = 2.0
 _BATCH: Final = 1_000

@@ -5,9 +5,9 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Final
 
-from services.kit.errors import NightshiftError
-from services.kit.log import get_logger
-from services.kit.loop import Loop
+from services.kit.process.log import get_logger
+from services.kit.process.loop import Loop
+from services.kit.wire.errors import NightshiftError
 
 _log = get_logger(__name__)
 

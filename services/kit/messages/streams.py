@@ -10,10 +10,10 @@ import nats.errors
 import nats.js.errors
 from nats.js import JetStreamContext, api
 
-from services.kit import failpoints
-from services.kit.ids import PoolId
-from services.kit.log import get_logger
-from services.kit.subjects import durable_of, work_subject
+from services.kit.messages.subjects import durable_of, work_subject
+from services.kit.process import failpoints
+from services.kit.process.log import get_logger
+from services.kit.wire.ids import PoolId
 
 _log = get_logger(__name__)
 

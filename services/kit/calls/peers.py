@@ -19,7 +19,7 @@ from typing import Any, Final
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from services.kit.log import get_logger
+from services.kit.process.log import get_logger
 
 _log = get_logger(__name__)
 

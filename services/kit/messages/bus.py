@@ -13,15 +13,11 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from protos.nightshift.v1 import dispatch_pb2
-from services.kit import failpoints
-from services.kit.addresses import parse_bus_urls
-from services.kit.beats import Beats
-from services.kit.bus_login import Login
-from services.kit.bus_roles import inbox_prefix
-from services.kit.ids import PoolId
-from services.kit.log import get_logger
-from services.kit.pull import FETCH_SECONDS, MESSAGE_VERSION, Delivery, Puller
-from services.kit.streams import (
+from services.kit.messages.beats import Beats
+from services.kit.messages.bus_login import Login
+from services.kit.messages.bus_roles import inbox_prefix
+from services.kit.messages.pull import FETCH_SECONDS, MESSAGE_VERSION, Delivery, Puller
+from services.kit.messages.streams import (
     ACK_WAIT_SECONDS,
     EVENT_STREAM,
     EXECUTORS_BUCKET,
@@ -31,7 +27,11 @@ from services.kit.streams import (
     BusRefusal,
     Layout,
 )
-from services.kit.subjects import durable_of, room_subject, work_subject
+from services.kit.messages.subjects import durable_of, room_subject, work_subject
+from services.kit.process import failpoints
+from services.kit.process.addresses import parse_bus_urls
+from services.kit.process.log import get_logger
+from services.kit.wire.ids import PoolId
 
 __all__ = [
     "ACK_WAIT_SECONDS",

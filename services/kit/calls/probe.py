@@ -1,4 +1,4 @@
-"""Asks one service whether it takes work: `python -m services.kit.probe HOST:PORT`.
+"""Asks one service whether it takes work: `python -m services.kit.calls.probe HOST:PORT`.
 
 For container health checks, where no other client of gRPC's health service is at hand. Each
 container runs one every few seconds, so it imports gRPC and next to nothing else: most of what it
@@ -11,7 +11,7 @@ from typing import Any, Final
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from services.kit.addresses import parse_addresses
+from services.kit.process.addresses import parse_addresses
 
 TIMEOUT_SECONDS: Final = 9.0
 """Wait for an answer; below the time-outs that deploy/ gives a health check."""
@@ -48,7 +48,7 @@ def _status(stub: Any, service: str, timeout_seconds: float) -> int | None:
 
 def main(arguments: list[str]) -> int:
     """Probe the one address given; returns 0 where it takes work, 1 where not, 2 for misuse."""
-    usage = "usage: python -m services.kit.probe HOST:PORT\n"
+    usage = "usage: python -m services.kit.calls.probe HOST:PORT\n"
     if len(arguments) != 1:
         sys.stderr.write(usage)
         return 2

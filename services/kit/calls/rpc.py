@@ -11,16 +11,16 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from services.kit import telemetry
-from services.kit.addresses import split_address
-from services.kit.channels import (
+from services.kit.calls.channels import (
     KEEPALIVE_SECONDS,
     OPTIONS,
     SPREAD_KEEPALIVE_SECONDS,
     open_channel,
 )
-from services.kit.policies import POLICIES, CallPolicy
-from services.kit.settings import SettingsError
+from services.kit.calls.policies import POLICIES, CallPolicy
+from services.kit.process import telemetry
+from services.kit.process.addresses import split_address
+from services.kit.process.settings import SettingsError
 
 __all__ = [
     "API_KEY_ID_KEY",
@@ -59,7 +59,7 @@ LAME_SECONDS: Final = 0.3
 """How long a server that drains still takes calls of those who have not heard of it."""
 
 CallFault: Final = grpc.aio.AioRpcError
-"""What every call may raise; `services.kit.errors.from_rpc_error` says what it means."""
+"""What every call may raise; `services.kit.wire.errors.from_rpc_error` says what it means."""
 
 SECRET_KEY: Final = "x-nightshift-secret"  # noqa: S105 - the name of a key, not a secret
 PROJECT_KEY: Final = "x-nightshift-project"

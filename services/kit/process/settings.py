@@ -8,7 +8,7 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from services.kit.addresses import parse_addresses, parse_bus_urls, split_address
+from services.kit.process.addresses import parse_addresses, parse_bus_urls, split_address
 
 
 class SettingsError(Exception):

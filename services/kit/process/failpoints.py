@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from services.kit.settings import SettingsError
+from services.kit.process.settings import SettingsError
 
 _ARMED: Final = re.compile(r"(?P<place>[a-z_.]+:(before|after))(@(?P<nth>\d+))?=(?P<action>\w+)")
 _ACTIONS: Final = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP}

@@ -1,7 +1,7 @@
 """What every gRPC call passes through, outermost first: telemetry, auth, errors.
 
 Errors are innermost, so that the outer ones see the final status code. Deadlines come from the
-call policy of `services.kit.rpc` and reach handlers as cancellation.
+call policy of `services.kit.calls.rpc` and reach handlers as cancellation.
 """
 
 import hmac
@@ -17,9 +17,11 @@ from grpc_status import rpc_status
 from opentelemetry import context as trace_context
 from opentelemetry import trace
 
-from services.kit import ids, rpc, telemetry
-from services.kit.errors import InternalError, NightshiftError, to_status
-from services.kit.log import get_logger
+from services.kit.calls import rpc
+from services.kit.process import telemetry
+from services.kit.process.log import get_logger
+from services.kit.wire import ids
+from services.kit.wire.errors import InternalError, NightshiftError, to_status
 
 _log = get_logger(__name__)
 

@@ -3,7 +3,7 @@
 from typing import Final
 
 from protos.nightshift.v1 import dispatch_pb2
-from services.kit.ids import PoolId
+from services.kit.wire.ids import PoolId
 
 
 def work_subject(pool_id: PoolId) -> str:

@@ -1,6 +1,6 @@
 """Numbers that clients choose, within bounds; refused in the words of OpenAI's API."""
 
-from services.kit.errors import InvalidRequestError
+from services.kit.wire.errors import InvalidRequestError
 
 
 def check_range(name: str, value: int, minimum: int, maximum: int) -> None:

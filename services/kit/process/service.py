@@ -13,10 +13,10 @@ from typing import Final, NoReturn
 import prometheus_client
 import uvloop
 
-from services.kit import log, telemetry
-from services.kit.addresses import split_address
-from services.kit.parent import stop_with_parent
-from services.kit.settings import SettingsError
+from services.kit.process import log, telemetry
+from services.kit.process.addresses import split_address
+from services.kit.process.parent import stop_with_parent
+from services.kit.process.settings import SettingsError
 
 _log = log.get_logger(__name__)
 

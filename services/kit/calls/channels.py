@@ -5,11 +5,11 @@ from typing import Any, Final, Self
 
 import grpc
 
-from services.kit.addresses import parse_addresses
-from services.kit.frames import FRAME_BYTES
-from services.kit.peers import Peers, is_address
-from services.kit.policies import policy_of, service_config
-from services.kit.spread import SpreadChannel
+from services.kit.calls.peers import Peers, is_address
+from services.kit.calls.policies import policy_of, service_config
+from services.kit.calls.spread import SpreadChannel
+from services.kit.process.addresses import parse_addresses
+from services.kit.wire.frames import FRAME_BYTES
 
 KEEPALIVE_SECONDS: Final = 10
 """Both sides of a connection: a client that pings faster than the server allows is cut off."""

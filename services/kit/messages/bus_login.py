@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Final
 
-from services.kit.log import get_logger
-from services.kit.service import read_secret
-from services.kit.settings import BusSettings, SettingsError
+from services.kit.process.log import get_logger
+from services.kit.process.service import read_secret
+from services.kit.process.settings import BusSettings, SettingsError
 
 _log = get_logger(__name__)
 

@@ -14,9 +14,9 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from protos.nightshift.v1 import dispatch_pb2
-from services.kit import failpoints
-from services.kit.log import get_logger
-from services.kit.streams import WORK_STREAM, BusFault
+from services.kit.messages.streams import WORK_STREAM, BusFault
+from services.kit.process import failpoints
+from services.kit.process.log import get_logger
 
 _log = get_logger(__name__)
 

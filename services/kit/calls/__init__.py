@@ -1,0 +1,1 @@
+"""Calls between services: servers, channels, policies, peers behind an address."""

@@ -1,0 +1,1 @@
+"""NATS JetStream: the connection, streams and subjects, pulling work."""

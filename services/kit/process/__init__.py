@@ -1,0 +1,1 @@
+"""What every process of ours has: settings, logs, metrics, loops, readiness, places to die at."""

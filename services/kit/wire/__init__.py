@@ -1,0 +1,1 @@
+"""What travels between services: ids, errors, frames, result lines, endpoints, limits."""
