@@ -88,7 +88,7 @@ model: setup-run ## Prepare the small model, once; the last line is its folder (
 
 .PHONY: run
 run: setup-run ## Show it all: a batch through every service and a real model (MODEL=path or name)
-	@$(BIN)/python -m services.cli.demo $(if $(MODEL),--model '$(MODEL)')
+	@$(BIN)/python -m services.cli.commands.demo $(if $(MODEL),--model '$(MODEL)')
 
 # ENGINE=simulated needs no model and no vLLM.
 .PHONY: up

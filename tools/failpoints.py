@@ -41,7 +41,7 @@ NO_WRITE_PATH = (
     "gateway",
     # Made by a person's command, before anything runs.
     "executor/small_model.py",
-    "cli/demo.py",
+    "cli/commands/demo.py",
     # Foreign code behind `engine.submit`.
     "executor/engines",
 )
@@ -83,7 +83,7 @@ BROKER = frozenset(
 BROKER_OBJECTS = re.compile(r"(^|\.|_)(jetstream|client|message|bucket)$")
 FILES = frozenset({"hardlink_to", "rename", "replace", "symlink_to", "unlink", "write_text"})
 """Calls that make or end a file, in `FILE_MODULES`."""
-FILE_MODULES = ("store/secret.py", "cli/datadir.py")
+FILE_MODULES = ("store/secret.py", "cli/shared/datadir.py")
 READ_CALLS = frozenset({"GetWindow", "ReadLines", "AppendResults"})
 """Calls of the store that change nothing, and the stream whose frames are steps themselves."""
 

@@ -9,20 +9,32 @@ import click
 # Subcommand → where it lives, and its line in the list of commands. Kept here so that `--help`
 # and every command start without importing the others.
 _COMMANDS: Final[dict[str, tuple[str, str]]] = {
-    "up": ("services.cli.up:up", "Start all services on this machine and keep them running."),
-    "submit": ("services.cli.batches:submit", "Upload a JSONL file and run it as a batch."),
-    "watch": ("services.cli.batches:watch", "Follow a batch to its end."),
-    "list": ("services.cli.batches:list_batches", "List batches, newest first."),
-    "cancel": ("services.cli.batches:cancel", "Cancel a batch; finished lines are kept."),
-    "results": ("services.cli.batches:results", "Download a batch's results and errors."),
-    "models": ("services.cli.models:models", "List or remove models."),
-    "keys": ("services.cli.keys:keys", "Make, list and revoke API keys."),
-    "projects": ("services.cli.projects:projects", "List projects and set their quotas."),
-    "webhooks": ("services.cli.webhooks:webhooks", "Have a server told when batches end."),
-    "usage": ("services.cli.usage:usage", "Sum batches, lines and tokens by key."),
-    "backup": ("services.cli.backup:backup", "Copy all that a store keeps, while it runs."),
-    "restore": ("services.cli.backup:restore", "Put a backup back into an empty store."),
-    "doctor": ("services.cli.doctor:doctor", "Say what is amiss, here or in a data directory."),
+    "up": (
+        "services.cli.up.command:up",
+        "Start all services on this machine and keep them running.",
+    ),
+    "submit": (
+        "services.cli.commands.batches:submit",
+        "Upload a JSONL file and run it as a batch.",
+    ),
+    "watch": ("services.cli.commands.batches:watch", "Follow a batch to its end."),
+    "list": ("services.cli.commands.batches:list_batches", "List batches, newest first."),
+    "cancel": ("services.cli.commands.batches:cancel", "Cancel a batch; finished lines are kept."),
+    "results": ("services.cli.commands.batches:results", "Download a batch's results and errors."),
+    "models": ("services.cli.commands.models:models", "List or remove models."),
+    "keys": ("services.cli.commands.keys:keys", "Make, list and revoke API keys."),
+    "projects": ("services.cli.commands.projects:projects", "List projects and set their quotas."),
+    "webhooks": ("services.cli.commands.webhooks:webhooks", "Have a server told when batches end."),
+    "usage": ("services.cli.commands.usage:usage", "Sum batches, lines and tokens by key."),
+    "backup": (
+        "services.cli.commands.backup:backup",
+        "Copy all that a store keeps, while it runs.",
+    ),
+    "restore": ("services.cli.commands.backup:restore", "Put a backup back into an empty store."),
+    "doctor": (
+        "services.cli.commands.doctor:doctor",
+        "Say what is amiss, here or in a data directory.",
+    ),
 }
 _SERVICES: Final = ("gateway", "store", "scheduler", "executor")
 

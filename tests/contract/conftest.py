@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI
 
-from services.cli.admin import put_models
+from services.cli.shared.admin_calls import put_models
 from tests.kit.up import RunningUp, running_up
 
 LINE_TIMEOUT_SECONDS = 8.0

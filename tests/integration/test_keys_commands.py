@@ -11,7 +11,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from services.cli.admin import put_models
+from services.cli.shared.admin_calls import put_models
 from tests.kit.store import StoreProcess, chat_line
 from tests.kit.up import SIMULATED, RunningUp, running_up, wait_until
 

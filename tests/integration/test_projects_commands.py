@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.plan import Address
-from services.cli.ports import is_open
+from services.cli.shared.ports import is_open
+from services.cli.up.plan import Address
 from tests.integration.test_keys_commands import create, nightshift
 from tests.kit.store import store_process
 from tests.kit.up import wait_until

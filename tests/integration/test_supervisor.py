@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.datadir import OWNER_VARIABLE, DataDir, DataDirError
-from services.cli.leftovers import end_leftovers
-from services.cli.supervisor import Child, ChildSpec
+from services.cli.shared.datadir import OWNER_VARIABLE, DataDir, DataDirError
+from services.cli.up.child import Child, ChildSpec
+from services.cli.up.leftovers import end_leftovers
 from tests.kit.eventually import eventually
 from tests.kit.power_cut import PowerCut
 from tests.kit.up import is_running
@@ -215,7 +215,7 @@ def test_what_it_keeps_is_whole_after_a_power_cut(tmp_path: Path) -> None:
     kept = """
 import os, sys
 from pathlib import Path
-from services.cli.datadir import DataDir
+from services.cli.shared.datadir import DataDir
 data = DataDir(Path(sys.argv[1]))
 with data.locked():
     # The store's part, as is the directory's own name.

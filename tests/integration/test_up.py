@@ -403,7 +403,7 @@ def test_a_model_can_be_removed(tmp_path: Path) -> None:
 
 def test_the_demo_runs_from_start_to_stop() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "services.cli.demo", "--engine", "simulated"],
+        [sys.executable, "-m", "services.cli.commands.demo", "--engine", "simulated"],
         capture_output=True,
         text=True,
         timeout=50,

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from services.cli import system
-from services.cli.datadir import DataDir, DataDirError
+from services.cli.shared import which_system
+from services.cli.shared.datadir import DataDir, DataDirError
 from tests.integration.test_keys_commands import create, listed, nightshift
 from tests.kit.postgres import Postgres
 from tests.kit.up import SIMULATED, running_up
@@ -50,7 +50,7 @@ def embedded(directory: DataDir) -> DataDir:
     ],
 )
 def test_places_are_named_without_passwords(url: str, name: str) -> None:
-    named = system.name_of(url)
+    named = which_system.name_of(url)
     assert name in named
     assert "p@" not in named
     assert "password" not in named
@@ -60,69 +60,73 @@ def test_places_are_named_without_passwords(url: str, name: str) -> None:
 def test_a_directory_that_holds_a_system_is_that(
     embedded: DataDir, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert system.to_start(embedded, {}) == {"database": "", "blobs": ""}
+    assert which_system.to_start(embedded, {}) == {"database": "", "blobs": ""}
     with pytest.raises(DataDirError, match="is in it: unset the variable"):
-        system.to_start(embedded, ELSEWHERE)
+        which_system.to_start(embedded, ELSEWHERE)
     with pytest.raises(DataDirError, match="place for blobs of"):
-        system.to_start(embedded, {BLOBS: "s3://bucket/prefix"})
+        which_system.to_start(embedded, {BLOBS: "s3://bucket/prefix"})
     # Another spelling of itself.
     itself = {DATABASE: f"sqlite:///{embedded.root / 'nightshift.db'}"}
-    assert system.to_start(embedded, itself)["database"] == ""
+    assert which_system.to_start(embedded, itself)["database"] == ""
     assert capsys.readouterr().err == ""
-    assert system.to_ask(embedded, ELSEWHERE, may_be_new=True) == {DATABASE: "", BLOBS: ""}
+    assert which_system.to_ask(embedded, ELSEWHERE, may_be_new=True) == {DATABASE: "", BLOBS: ""}
     said = capsys.readouterr().err
     assert f"{DATABASE} is set and not used: the database of {embedded.root} is in it" in said
 
 
 def test_a_directory_of_a_system_elsewhere_wants_its_address(directory: DataDir) -> None:
-    places = system.to_start(directory, ELSEWHERE)
+    places = which_system.to_start(directory, ELSEWHERE)
     assert places == {"database": "postgresql://db.example/other", "blobs": ""}
     directory.root.mkdir()
     directory.write_addresses(places)
     # As long as it is the same one.
     same = {DATABASE: "postgresql://you@db.example/other"}
-    assert system.to_ask(directory, same, may_be_new=False)[DATABASE] == same[DATABASE]
-    for ask in (system.to_start, lambda *asked: system.to_ask(*asked, may_be_new=True)):
+    assert which_system.to_ask(directory, same, may_be_new=False)[DATABASE] == same[DATABASE]
+    for ask in (which_system.to_start, lambda *asked: which_system.to_ask(*asked, may_be_new=True)):
         with pytest.raises(DataDirError, match="DATABASE_URL is not set: set it"):
             ask(directory, {})
     another = {DATABASE: "postgresql://db.example/third"}
     with pytest.raises(DataDirError, match=r"is postgresql://db\.example/other: set it to that"):
-        system.to_ask(directory, another, may_be_new=True)
+        which_system.to_ask(directory, another, may_be_new=True)
     # An `up` may follow a database that moved.
-    assert system.to_start(directory, another)["database"] == another[DATABASE]
+    assert which_system.to_start(directory, another)["database"] == another[DATABASE]
 
 
 def test_a_new_directory_is_what_the_environment_says_only_for_whoever_makes_one(
     directory: DataDir, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert system.to_ask(directory, ELSEWHERE, may_be_new=True)[DATABASE] == ELSEWHERE[DATABASE]
+    assert (
+        which_system.to_ask(directory, ELSEWHERE, may_be_new=True)[DATABASE] == ELSEWHERE[DATABASE]
+    )
     said = capsys.readouterr().err
     assert f"the database is postgresql://db.example/other, as {DATABASE} says" in said
     assert "hidden" not in said
-    assert system.to_ask(directory, ELSEWHERE, may_be_new=False)[DATABASE] == ""
+    assert which_system.to_ask(directory, ELSEWHERE, may_be_new=False)[DATABASE] == ""
 
 
 def test_one_that_runs_is_asked_where_it_was_named(
     embedded: DataDir, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    system.check_running(embedded, {}, is_named=False)
+    which_system.check_running(embedded, {}, is_named=False)
     with pytest.raises(DataDirError, match="name the one that you mean"):
-        system.check_running(embedded, ELSEWHERE, is_named=False)
+        which_system.check_running(embedded, ELSEWHERE, is_named=False)
     assert capsys.readouterr().err == ""
-    system.check_running(embedded, ELSEWHERE, is_named=True)
+    which_system.check_running(embedded, ELSEWHERE, is_named=True)
     assert "is set and not used" in capsys.readouterr().err
 
 
 def test_a_new_directory_is_told_once_where_its_system_is(directory: DataDir) -> None:
     directory.root.mkdir()
-    assert system.to_note(directory, {DATABASE: "", BLOBS: ""}) == {}
-    assert system.to_note(directory, ELSEWHERE) == {"database": "postgresql://db.example/other"}
-    directory.write_addresses(system.to_note(directory, ELSEWHERE))
-    assert system.to_note(directory, {DATABASE: "postgresql://db.example/third"}) == {}
+    assert which_system.to_note(directory, {DATABASE: "", BLOBS: ""}) == {}
+    assert which_system.to_note(directory, ELSEWHERE) == {
+        "database": "postgresql://db.example/other"
+    }
+    directory.write_addresses(which_system.to_note(directory, ELSEWHERE))
+    assert which_system.to_note(directory, {DATABASE: "postgresql://db.example/third"}) == {}
 
 
 def test_a_directory_with_a_system_of_its_own_is_told_nothing(embedded: DataDir) -> None:
-    assert system.to_note(embedded, ELSEWHERE) == {}
+    assert which_system.to_note(embedded, ELSEWHERE) == {}
 
 
 @pytest.mark.parametrize("noted", [b"{", b"[]", b"\xff"])
@@ -130,16 +134,16 @@ def test_a_damaged_word_of_it_is_refused_with_what_to_do(directory: DataDir, not
     directory.root.mkdir()
     (directory.root / "addresses.json").write_bytes(noted)
     with pytest.raises(DataDirError, match=r"addresses\.json is damaged.*put it back"):
-        system.to_start(directory, {})
+        which_system.to_start(directory, {})
     with pytest.raises(DataDirError, match="is damaged"):
         directory.read_address("store")
 
 
 @pytest.mark.slow
 def test_whoever_names_no_directory_means_that_of_the_store_s_settings(tmp_path: Path) -> None:
-    data = {system.DATA_DIR: str(tmp_path / "data")}
+    data = {which_system.DATA_DIR: str(tmp_path / "data")}
     made = nightshift("keys", "create", "--project", "p", **data)
-    assert f"the directory is {tmp_path / 'data'}, as {system.DATA_DIR} says" in made.stderr
+    assert f"the directory is {tmp_path / 'data'}, as {which_system.DATA_DIR} says" in made.stderr
     assert (tmp_path / "data" / "nightshift.db").exists()
     taken = nightshift("backup", "--to", str(tmp_path / "backup"), **data)
     assert taken.returncode == 0, taken.stderr

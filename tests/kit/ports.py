@@ -6,8 +6,8 @@ import random
 import re
 from typing import Final
 
-from services.cli.plan import Address
-from services.cli.ports import is_free
+from services.cli.shared.ports import is_free
+from services.cli.up.plan import Address
 
 # Below what the system gives to outgoing connections and to whoever asks for port 0, and below
 # what `nightshift up` draws from. Each process of tests has a slice of its own, and goes round in

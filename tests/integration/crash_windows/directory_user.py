@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from services.cli.datadir import DataDir
+from services.cli.shared.datadir import DataDir
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from services.cli.datadir import OWNER_VARIABLE, DataDir, DataDirError, DataDirInUseError
+from services.cli.shared.datadir import OWNER_VARIABLE, DataDir, DataDirError, DataDirInUseError
 from services.kit.messages.bus_roles import ROLES
 from tests.integration.crash_windows.stories import BOTH, armed, freezes, kills
 from tests.kit.eventually import eventually

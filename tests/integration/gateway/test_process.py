@@ -21,10 +21,10 @@ from opentelemetry.proto.collector.trace.v1 import (
 )
 
 from protos.nightshift.v1 import admin_pb2, files_pb2, files_pb2_grpc
-from services.cli import admin
-from services.cli.fleet import StoreAt
-from services.cli.plan import Address
-from services.cli.ports import is_open
+from services.cli.shared import admin_calls
+from services.cli.shared.ports import is_open
+from services.cli.up.fleet import StoreAt
+from services.cli.up.plan import Address
 from services.kit.calls import rpc
 from tests.kit.eventually import eventually
 from tests.kit.ports import free_port
@@ -248,7 +248,7 @@ async def test_who_did_what_is_logged(tmp_path: Path) -> None:
     with store_process(tmp_path / "store") as store:
         gateway = await started(store, tmp_path)
         there = StoreAt(store.address, (store.data / "secret").read_text().strip())
-        made = await admin.create_key(there, admin_pb2.CreateKeyRequest(project_id="p"))
+        made = await admin_calls.create_key(there, admin_pb2.CreateKeyRequest(project_id="p"))
         good, key_id = {"authorization": f"Bearer {made.secret}"}, made.key.id
         async with (
             httpx2.AsyncClient(base_url=gateway.base, headers=good) as http,
@@ -265,7 +265,7 @@ async def test_who_did_what_is_logged(tmp_path: Path) -> None:
         assert f'nightshift_key_requests_total{{key="{key_id}"}} 3.0' in metrics
         assert f'nightshift_key_requests_running{{key="{key_id}"}} 0.0' in metrics
         assert 'nightshift_refused_keys_total{reason="malformed"} 1.0' in metrics
-        await admin.revoke_key(there, key_id, "")
+        await admin_calls.revoke_key(there, key_id, "")
         assert gateway.stop() == 0
         logs = gateway.log.read_text(), store.log()
     assert not [log for log in logs if made.secret[4:-6] in log]

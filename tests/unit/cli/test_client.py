@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from services.cli.client import open_client
 from services.cli.main import main
+from services.cli.shared.openai_client import open_client
 
 pytestmark = pytest.mark.unit
 

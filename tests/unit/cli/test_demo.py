@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from services.cli.demo import EXAMPLE, show_answers
+from services.cli.commands.demo import EXAMPLE, show_answers
 
 pytestmark = pytest.mark.unit
 

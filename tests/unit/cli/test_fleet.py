@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.cli.fleet import stop_seconds_of
+from services.cli.up.fleet import stop_seconds_of
 
 pytestmark = pytest.mark.unit
 

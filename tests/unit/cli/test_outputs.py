@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.following import Writer
-from services.cli.outputs import Output
+from services.cli.shared.follow_results import Writer
+from services.cli.shared.outputs import Output
 
 pytestmark = pytest.mark.unit
 

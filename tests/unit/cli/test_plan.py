@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.cli.plan import (
+from services.cli.up.plan import (
     Address,
     ModelPlan,
     PlanError,

@@ -5,8 +5,8 @@ import io
 from openai.types import Batch
 from rich.console import Console
 
-from services.cli.progress import Bar, Json, Lines, Rate, spoken_seconds
-from services.cli.supervisor import LONGEST_RESTART_SECONDS, RESTART_SECONDS, next_delay
+from services.cli.shared.progress import Bar, Json, Lines, Rate, spoken_seconds
+from services.cli.up.child import LONGEST_RESTART_SECONDS, RESTART_SECONDS, next_delay
 
 
 def batch(status: str, done: int, failed: int, total: int) -> Batch:

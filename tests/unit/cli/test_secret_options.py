@@ -6,8 +6,8 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from services.cli.client import server_options
-from services.cli.store_job import place_options
+from services.cli.shared.openai_client import server_options
+from services.cli.shared.store_job import place_options
 from services.kit.wire.api_keys import new_key
 
 pytestmark = pytest.mark.unit

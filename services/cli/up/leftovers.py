@@ -8,7 +8,7 @@ from typing import Final
 
 import psutil
 
-from services.cli.datadir import OWNER_VARIABLE, DataDir
+from services.cli.shared.datadir import OWNER_VARIABLE, DataDir
 
 LEFTOVER_SECONDS: Final = 3.0
 """What the children of a killed `up` get to end by themselves."""

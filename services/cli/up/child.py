@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from services.cli.datadir import DataDir, DataDirError
+from services.cli.shared.datadir import DataDir, DataDirError
 from services.kit.process.log import get_logger
 
 _log = get_logger(__name__)

@@ -6,7 +6,7 @@ from typing import Any, Final, Literal, cast
 import click
 import openai
 
-from services.cli.client import (
+from services.cli.shared.openai_client import (
     REFUSED,
     errors_explained,
     fail,
@@ -14,7 +14,7 @@ from services.cli.client import (
     open_client,
     server_options,
 )
-from services.cli.table import local_time, print_object, print_table
+from services.cli.shared.table import local_time, print_object, print_table
 
 EventType = Literal["batch.completed", "batch.failed", "batch.expired", "batch.cancelled"]
 

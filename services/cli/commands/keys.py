@@ -7,10 +7,10 @@ import click
 from google.protobuf.json_format import MessageToDict
 
 from protos.nightshift.v1 import admin_pb2
-from services.cli import admin
-from services.cli.client import id_argument
-from services.cli.operators import ask, store_options
-from services.cli.table import local_time, print_object, print_table
+from services.cli.shared import admin_calls
+from services.cli.shared.openai_client import id_argument
+from services.cli.shared.reach_store import ask, store_options
+from services.cli.shared.table import local_time, print_object, print_table
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="For programs: JSON lines.")
 
@@ -51,7 +51,7 @@ def create(
     request = admin_pb2.CreateKeyRequest(
         project_id=project, name=name, requests_per_minute=requests_per_minute
     )
-    made = ask(data, store, lambda there: admin.create_key(there, request), make=True)
+    made = ask(data, store, lambda there: admin_calls.create_key(there, request), make=True)
     if as_json:
         print_object({**_object(made.key), "secret": made.secret})
         return
@@ -69,7 +69,7 @@ def create(
 @store_options
 def list_keys(*, project: str, as_json: bool, data: Path, store: str | None) -> None:
     """List keys, oldest first, revoked ones included."""
-    found = ask(data, store, lambda there: admin.list_keys(there, project))
+    found = ask(data, store, lambda there: admin_calls.list_keys(there, project))
     if as_json:
         for key in found:
             print_object(_object(key))
@@ -84,7 +84,7 @@ def list_keys(*, project: str, as_json: bool, data: Path, store: str | None) -> 
 @store_options
 def revoke(*, key_id: str, project: str, data: Path, store: str | None) -> None:
     """End a key, `key_…` in the list; within two seconds nobody is let in with it."""
-    key = ask(data, store, lambda there: admin.revoke_key(there, key_id, project))
+    key = ask(data, store, lambda there: admin_calls.revoke_key(there, key_id, project))
     print(f"revoked {key.id}")
 
 

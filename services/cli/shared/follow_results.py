@@ -14,9 +14,9 @@ import msgspec
 import openai
 from openai.types import Batch
 
-from services.cli.client import REFUSED, fail
-from services.cli.outputs import Output
-from services.cli.progress import ENDED, PATIENCE_SECONDS
+from services.cli.shared.openai_client import REFUSED, fail
+from services.cli.shared.outputs import Output
+from services.cli.shared.progress import ENDED, PATIENCE_SECONDS
 
 # The longest result that a server may be set to take, and what stands around it.
 _MOST_EVENT_BYTES: Final = 1025 * 1024 * 1024

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from services.cli.secret_options import from_file
+from services.cli.shared.secret_options import from_file
 from services.kit.wire.api_keys import Form, form_of
 
 if TYPE_CHECKING:

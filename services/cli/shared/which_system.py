@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Final
 from urllib.parse import parse_qsl, urlsplit
 
-from services.cli.datadir import DataDir, DataDirError
+from services.cli.shared.datadir import DataDir, DataDirError
 
 DATABASE: Final = "database"
 BLOBS: Final = "blobs"

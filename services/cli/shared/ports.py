@@ -5,7 +5,7 @@ import socket
 from pathlib import Path
 from typing import Final
 
-from services.cli.plan import Address
+from services.cli.up.plan import Address
 
 # Below the range from which the system gives ports to outgoing connections: a port that a
 # restarting service left for a moment is then taken by no client, not even by one that connects

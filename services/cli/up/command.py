@@ -15,12 +15,12 @@ from typing import Final
 
 import click
 
-from services.cli import plan as plans
-from services.cli import system
-from services.cli.datadir import DataDir, DataDirError
-from services.cli.fleet import Addresses, Fleet, Guard, StartError
-from services.cli.plan import Address, Plan, PlanError
-from services.cli.ports import FreePorts, is_free
+from services.cli.shared import which_system
+from services.cli.shared.datadir import DataDir, DataDirError
+from services.cli.shared.ports import FreePorts, is_free
+from services.cli.up import plan as plans
+from services.cli.up.fleet import Addresses, Fleet, Guard, StartError
+from services.cli.up.plan import Address, Plan, PlanError
 from services.kit.process import log
 from services.kit.process.parent import stop_with_parent
 
@@ -34,7 +34,7 @@ _log = log.get_logger(__name__)
 @click.option(
     "--data",
     type=click.Path(file_okay=False, path_type=Path),
-    envvar=system.DATA_DIR,
+    envvar=which_system.DATA_DIR,
     default=Path("nightshift-data"),
     show_default=True,
     help="Directory that holds all state; starting again goes on where it was.",
@@ -199,11 +199,11 @@ async def _run(plan: Plan, data: DataDir, lock: int) -> None:
     watcher = asyncio.create_task(stop_with_parent(stopping))
     if data.pids():
         # Late, because an `up` that ended cleanly left nothing.
-        from services.cli.leftovers import end_leftovers
+        from services.cli.up.leftovers import end_leftovers
 
         for name in end_leftovers(data):
             _log.warning("leftover_ended", child=name)
-    places = system.to_start(data, os.environ)
+    places = which_system.to_start(data, os.environ)
     _log.info("keeps", **{what: place or str(data.root) for what, place in places.items()})
     addresses = _choose_addresses(plan)
     data.ensure_secret()

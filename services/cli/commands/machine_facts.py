@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from services.cli import system
-from services.cli.datadir import DataDir, DataDirError
-from services.cli.fleet import StartError, nats_server
-from services.cli.plan import Address, PlanError, parse_address
-from services.cli.ports import is_free, is_open
-from services.cli.up import DEFAULT_GRPC_PORT, visible_gpus
+from services.cli.shared import which_system
+from services.cli.shared.datadir import DataDir, DataDirError
+from services.cli.shared.ports import is_free, is_open
+from services.cli.up.command import DEFAULT_GRPC_PORT, visible_gpus
+from services.cli.up.fleet import StartError, nats_server
+from services.cli.up.plan import Address, PlanError, parse_address
 
 _GIB: Final = 1024**3
 _LEAST_DISK: Final = 1 * _GIB
@@ -195,9 +195,9 @@ def _system(directory: DataDir, holder: str | None) -> Iterator[Fact]:
     """Where rows and blobs are, if not all in the directory."""
     try:
         if holder is not None:
-            places = {what: directory.noted(what) for what in system.VARIABLES}
+            places = {what: directory.noted(what) for what in which_system.VARIABLES}
         else:
-            places = system.to_start(directory, os.environ)
+            places = which_system.to_start(directory, os.environ)
     except DataDirError as error:
         yield Fact(name="places", is_well=False, text="do not fit together", mend=f"{error}.")
         return

@@ -18,9 +18,9 @@ import click
 from openai import OpenAI
 from openai.types import Batch
 
-from services.cli.client import open_client
-from services.cli.plan import SIMULATED, VLLM
-from services.cli.progress import ENDED, choose_display, follow, spoken_seconds
+from services.cli.shared.openai_client import open_client
+from services.cli.shared.progress import ENDED, choose_display, follow, spoken_seconds
+from services.cli.up.plan import SIMULATED, VLLM
 
 EXAMPLE: Final = Path(__file__).with_name("examples") / "demo.jsonl"
 

@@ -12,11 +12,11 @@ from urllib.parse import urlsplit
 import click
 from click.core import ParameterSource
 
-from services.cli import system
-from services.cli.client import INTERRUPTED, fail
-from services.cli.datadir import DataDir, DataDirError
-from services.cli.environment import import_path
-from services.cli.secret_options import from_file
+from services.cli.shared import which_system
+from services.cli.shared.datadir import DataDir, DataDirError
+from services.cli.shared.openai_client import INTERRUPTED, fail
+from services.cli.shared.secret_options import from_file
+from services.cli.up.environment import import_path
 
 CANNOT: Final = 2
 """Exit status where it cannot be done, or cannot be told."""
@@ -30,7 +30,7 @@ def place_options(command: Command) -> Command:
     data = click.option(
         "--data",
         type=click.Path(file_okay=False, path_type=Path),
-        envvar=system.DATA_DIR,
+        envvar=which_system.DATA_DIR,
         default=Path("nightshift-data"),
         show_default=True,
         help="The directory of `nightshift up`.",
@@ -38,7 +38,7 @@ def place_options(command: Command) -> Command:
     database = click.option(
         "--database-url",
         metavar="URL",
-        callback=from_file(system.VARIABLES[system.DATABASE], _has_password),
+        callback=from_file(which_system.VARIABLES[which_system.DATABASE], _has_password),
         help="Where its rows are, if not there, or @FILE with that; without --data "
         "NIGHTSHIFT_STORE_DATABASE_URL says.",
     )
@@ -64,18 +64,18 @@ def place(data: Path, database_url: str | None, blobs_url: str | None) -> dict[s
     A directory that is named is meant as it is, whatever the environment says of other places:
     else a command that names a directory could reach the store that the environment is for.
     """
-    options = {system.DATABASE: database_url, system.BLOBS: blobs_url}
-    given = {system.VARIABLES[what]: url for what, url in options.items() if url is not None}
+    options = {which_system.DATABASE: database_url, which_system.BLOBS: blobs_url}
+    given = {which_system.VARIABLES[what]: url for what, url in options.items() if url is not None}
     source = click.get_current_context().get_parameter_source("data")
     meant = {name: url for name, url in os.environ.items() if name not in given}
     if source is not ParameterSource.COMMANDLINE:
-        system.of_environment(meant)
+        which_system.of_environment(meant)
     elif given:
         # Whoever names one of the two means the other, if not named, as it is in the directory.
-        given = {**dict.fromkeys(system.VARIABLES.values(), ""), **given}
+        given = {**dict.fromkeys(which_system.VARIABLES.values(), ""), **given}
     else:
         try:
-            given = system.to_ask(DataDir(data), meant, may_be_new=False)
+            given = which_system.to_ask(DataDir(data), meant, may_be_new=False)
         except DataDirError as error:
             fail(str(error), CANNOT)
     return {**given, "NIGHTSHIFT_STORE_DATA_DIR": str(data.absolute())}

@@ -5,9 +5,9 @@ from pathlib import Path
 import click
 
 from protos.nightshift.v1 import batches_pb2
-from services.cli import admin
-from services.cli.operators import ask, store_options
-from services.cli.table import print_object, print_table
+from services.cli.shared import admin_calls
+from services.cli.shared.reach_store import ask, store_options
+from services.cli.shared.table import print_object, print_table
 
 
 @click.command()
@@ -16,7 +16,7 @@ from services.cli.table import print_object, print_table
 @store_options
 def usage(*, project: str, as_json: bool, data: Path, store: str | None) -> None:
     """Sum batches, lines and tokens by the key that created the batches."""
-    found = ask(data, store, lambda there: admin.list_usage(there, project))
+    found = ask(data, store, lambda there: admin_calls.list_usage(there, project))
     if as_json:
         for part in found:
             print_object(_object(part))

@@ -7,9 +7,9 @@ from typing import Final
 import click
 
 from protos.nightshift.v1 import admin_pb2
-from services.cli import admin
-from services.cli.operators import ask, store_options
-from services.cli.table import local_time, print_object, print_table
+from services.cli.shared import admin_calls
+from services.cli.shared.reach_store import ask, store_options
+from services.cli.shared.table import local_time, print_object, print_table
 
 _UNITS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _SIZE: Final = re.compile(r"(\d{1,18})\s?([KMGT]?)(?:i?B)?", re.IGNORECASE)
@@ -40,7 +40,7 @@ def projects() -> None:
 @store_options
 def list_projects(*, project: str, as_json: bool, data: Path, store: str | None) -> None:
     """List projects by name, with the bytes that their files have and may have."""
-    found = ask(data, store, lambda there: admin.list_projects(there, project))
+    found = ask(data, store, lambda there: admin_calls.list_projects(there, project))
     if as_json:
         for each in found:
             print_object(_object(each))
@@ -59,7 +59,7 @@ def set_quota(*, project: str, size: int | None, data: Path, store: str | None) 
     NIGHTSHIFT_STORE_PROJECT_QUOTA_BYTES says. What is stored already stays, whatever its size, and
     end files of batches are never refused.
     """
-    changed = ask(data, store, lambda there: admin.set_quota(there, project, size))
+    changed = ask(data, store, lambda there: admin_calls.set_quota(there, project, size))
     limit = f"{changed.limit_bytes} bytes" if changed.HasField("limit_bytes") else "no limit"
     print(f"{changed.id}: {limit}, {changed.used_bytes} used")
 

@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import click
 
-from services.cli import store_job
-from services.cli.client import INTERRUPTED, fail
-from services.cli.store_job import CANNOT, Said
+from services.cli.shared import store_job
+from services.cli.shared.openai_client import INTERRUPTED, fail
+from services.cli.shared.store_job import CANNOT, Said
 
 _MODULE: Final = "services.store.backup"
 _LACKS: Final = 1

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 import services
-from services.cli.datadir import OWNER_VARIABLE
+from services.cli.shared.datadir import OWNER_VARIABLE
 
 _EXECUTOR: Final = ("executor",)
 _STORE: Final = ("store",)

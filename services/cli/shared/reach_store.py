@@ -15,13 +15,13 @@ from typing import Any, Final, TypeVar
 import click
 from click.core import ParameterSource
 
-from services.cli import system
-from services.cli.client import REFUSED, fail
-from services.cli.datadir import DataDir, DataDirError, DataDirInUseError
-from services.cli.environment import import_path
-from services.cli.fleet import StoreAt
-from services.cli.plan import Address
-from services.cli.ports import FreePorts, is_open
+from services.cli.shared import which_system
+from services.cli.shared.datadir import DataDir, DataDirError, DataDirInUseError
+from services.cli.shared.openai_client import REFUSED, fail
+from services.cli.shared.ports import FreePorts, is_open
+from services.cli.up.environment import import_path
+from services.cli.up.fleet import StoreAt
+from services.cli.up.plan import Address
 from services.kit.process.parent import VARIABLE as DIE_WITH_PARENT
 from services.kit.process.service import read_secret
 from services.kit.process.settings import SettingsError
@@ -42,7 +42,7 @@ def store_options(command: Command) -> Command:
     data = click.option(
         "--data",
         type=click.Path(file_okay=False, path_type=Path),
-        envvar=system.DATA_DIR,
+        envvar=which_system.DATA_DIR,
         default=Path("nightshift-data"),
         show_default=True,
         help="The directory of `nightshift up`, whether it runs or not.",
@@ -100,7 +100,7 @@ def _store(data: Path, store: str | None, *, make: bool) -> Iterator[StoreAt]:
         try:
             stack.enter_context(directory.locked())
         except DataDirInUseError:
-            system.check_running(directory, os.environ, is_named=is_named)
+            which_system.check_running(directory, os.environ, is_named=is_named)
             secret = read_secret(Path(named)) if named else directory.read_secret()
             running = directory.read_address("store")
             _check_open(running)
@@ -108,11 +108,11 @@ def _store(data: Path, store: str | None, *, make: bool) -> Iterator[StoreAt]:
             return
         settings: dict[str, str] = {}
         if is_named:
-            settings = system.to_ask(directory, os.environ, may_be_new=True)
+            settings = which_system.to_ask(directory, os.environ, may_be_new=True)
         else:
-            system.of_environment(os.environ)
+            which_system.of_environment(os.environ)
         secret_file = Path(named).absolute() if named else directory.ensure_secret()
-        elsewhere = system.to_note(directory, {**os.environ, **settings})
+        elsewhere = which_system.to_note(directory, {**os.environ, **settings})
         address = stack.enter_context(_started(directory, secret_file, settings))
         if elsewhere:
             directory.write_addresses(elsewhere)

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
-from services.cli.datadir import OWNER_VARIABLE, DataDir
-from services.cli.environment import environment_of, import_path
-from services.cli.plan import Address, ExecutorPlan, Plan
-from services.cli.ports import is_open
-from services.cli.supervisor import Child, ChildSpec
+from services.cli.shared.datadir import OWNER_VARIABLE, DataDir
+from services.cli.shared.ports import is_open
+from services.cli.up.child import Child, ChildSpec
+from services.cli.up.environment import environment_of, import_path
+from services.cli.up.plan import Address, ExecutorPlan, Plan
 from services.kit.messages.bus_roles import ROLES
 from services.kit.process.log import get_logger
 
@@ -174,7 +174,7 @@ class Fleet:
         # Where that is set, the gateway judges it, and what is meant to be open.
         if exposed is None or self._environment.get(_ALLOW_OPEN_VARIABLE):
             return
-        from services.cli.admin import are_keys_needed
+        from services.cli.shared.admin_calls import are_keys_needed
 
         try:
             async with asyncio.timeout(READY_SECONDS):
@@ -190,7 +190,7 @@ class Fleet:
             )
 
     async def _put_models(self) -> None:
-        from services.cli.admin import put_models
+        from services.cli.shared.admin_calls import put_models
 
         names = [model.name for model in self._plan.models]
         await self._with_store(lambda store: put_models(store.address, store.secret, names))
@@ -276,7 +276,7 @@ class Fleet:
 
 
 class Guard:
-    """Has what is left ended when we are killed; see `services.cli.guard`."""
+    """Has what is left ended when we are killed; see `services.cli.up.orphan_guard`."""
 
     def __init__(self, data: DataDir, lock: int, environment: Mapping[str, str]) -> None:
         """Describe it; `lock` is the descriptor that keeps the directory taken meanwhile."""
@@ -296,7 +296,7 @@ class Guard:
 
     async def _spawn(self) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "services.cli.guard", str(self._data.root)),
+            *(sys.executable, "-P", "-m", "services.cli.up.orphan_guard", str(self._data.root)),
             env=self._environment,
             stdin=asyncio.subprocess.PIPE,
             stdout=sys.stderr.fileno(),

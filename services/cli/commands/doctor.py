@@ -13,12 +13,12 @@ from typing import Final
 
 import click
 
-from services.cli import store_job
-from services.cli.client import INTERRUPTED, fail
-from services.cli.facts import Fact, gather
-from services.cli.plan import PlanError, parse_address
-from services.cli.store_job import CANNOT, Said
-from services.cli.up import DEFAULT_LISTEN
+from services.cli.commands.machine_facts import Fact, gather
+from services.cli.shared import store_job
+from services.cli.shared.openai_client import INTERRUPTED, fail
+from services.cli.shared.store_job import CANNOT, Said
+from services.cli.up.command import DEFAULT_LISTEN
+from services.cli.up.plan import PlanError, parse_address
 
 WELL: Final = 0
 FAULTS: Final = 1

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import click
 
-from services.cli.admin import delete_model
-from services.cli.client import errors_explained, open_client, server_options
-from services.cli.operators import ask, store_options
-from services.cli.progress import print_json
+from services.cli.shared.admin_calls import delete_model
+from services.cli.shared.openai_client import errors_explained, open_client, server_options
+from services.cli.shared.progress import print_json
+from services.cli.shared.reach_store import ask, store_options
 
 
 @click.group(invoke_without_command=True)

@@ -10,7 +10,7 @@ import click
 from openai import OpenAI
 from openai.types import Batch, BatchError
 
-from services.cli.client import (
+from services.cli.shared.openai_client import (
     INTERRUPTED,
     NOT_COMPLETED,
     REFUSED,
@@ -20,9 +20,9 @@ from services.cli.client import (
     open_client,
     server_options,
 )
-from services.cli.outputs import Output
-from services.cli.progress import choose_display, counts_of, follow, print_json, reason_of
-from services.cli.table import local_time, print_table
+from services.cli.shared.outputs import Output
+from services.cli.shared.progress import choose_display, counts_of, follow, print_json, reason_of
+from services.cli.shared.table import local_time, print_table
 from services.kit.wire.endpoints import ENDPOINTS
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="For programs: JSON lines.")
@@ -268,7 +268,7 @@ def _follow_results(
     client: OpenAI, batch_id: str, output: Path | None, errors: Path | None
 ) -> Batch:
     # Late: no other command needs what reads a stream.
-    from services.cli.following import Writer, write_as_they_finish
+    from services.cli.shared.follow_results import Writer, write_as_they_finish
 
     try:
         with Writer(output, errors) as writer:

@@ -1,0 +1,1 @@
+"""`nightshift up`: all services as one process tree."""
