@@ -6,10 +6,10 @@ import structlog
 
 from services.gateway import key_metrics
 from services.gateway.auth import Auth, Caller
-from services.gateway.clients import Store
-from services.gateway.events import Watchers
+from services.gateway.batch_watch import Watchers
 from services.gateway.limits import Allowance, RequestLimiter
 from services.gateway.sites import Sites
+from services.gateway.store import Store
 from services.kit.wire.ids import IdGenerator
 
 

@@ -10,8 +10,8 @@ import prometheus_client
 from protos.nightshift.v1 import admin_pb2
 from services.gateway.auth import Identity
 from services.gateway.callers import network_of
-from services.gateway.clients import Store
 from services.gateway.limits import RequestLimiter, duration
+from services.gateway.store import Store
 from services.kit.process.clock import Clock
 from services.kit.process.log import get_logger
 from services.kit.wire.api_keys import Form, form_of

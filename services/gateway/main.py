@@ -10,15 +10,15 @@ from typing import Final, NoReturn
 
 import uvicorn
 
-from services.gateway.app import create_app
-from services.gateway.clients import Store
 from services.gateway.context import Context
-from services.gateway.grpc_public import start_public_server
+from services.gateway.grpc.server import start_public_server
 from services.gateway.keys import KeyAuth
 from services.gateway.limits import RequestLimiter
-from services.gateway.protocol import Connections, protocol_of
+from services.gateway.rest.app import create_app
+from services.gateway.rest.protocol import Connections, protocol_of
 from services.gateway.settings import GatewaySettings
 from services.gateway.sites import Sites
+from services.gateway.store import Store
 from services.kit.calls import rpc
 from services.kit.process import service
 from services.kit.process.addresses import split_address

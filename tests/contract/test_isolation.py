@@ -25,13 +25,13 @@ from starlette.routing import Route
 
 import protos.nightshift.v1
 from protos.nightshift.v1 import admin_pb2, batches_pb2
-from services.gateway.app import routes
-from services.gateway.clients import Store
 from services.gateway.context import Context
 from services.gateway.keys import KeyAuth
 from services.gateway.limits import RequestLimiter
 from services.gateway.main import Listening, running
+from services.gateway.rest.app import routes
 from services.gateway.settings import GatewaySettings
+from services.gateway.store import Store
 from services.kit.calls import rpc
 from services.kit.process.clock import SystemClock
 from services.kit.wire import ids

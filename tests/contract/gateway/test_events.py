@@ -14,7 +14,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from protos.nightshift.v1 import batches_pb2, events_pb2, events_pb2_grpc
-from services.gateway import events
+from services.gateway import batch_watch
 from services.gateway.main import running
 from services.gateway.settings import GatewaySettings
 from services.kit.wire.errors import NotFoundError, UnavailableError, from_rpc_error
@@ -162,7 +162,7 @@ async def test_a_head_has_no_body(http: httpx2.AsyncClient, store: ScriptedStore
 async def test_a_store_that_is_away_for_a_while_is_asked_again(
     http: httpx2.AsyncClient, store: ScriptedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(events, "_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(batch_watch, "_RETRY_SECONDS", 0.01)
     away = [UnavailableError("not now")] * (TRIES + 1)
     script(store, page(state(2, RUNNING), after="2"), *away, END)
     answer = await http.get(PATH)
@@ -173,7 +173,7 @@ async def test_a_store_that_is_away_for_a_while_is_asked_again(
 async def test_something_is_sent_while_nothing_happens(
     http: httpx2.AsyncClient, store: ScriptedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(events, "HEARTBEAT_SECONDS", 0.02)
+    monkeypatch.setattr(batch_watch, "HEARTBEAT_SECONDS", 0.02)
     gate = asyncio.Event()
 
     async def later(_: Any) -> Page:

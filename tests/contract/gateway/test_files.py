@@ -285,7 +285,7 @@ async def test_client_that_goes_away_leaves_nothing(
 async def test_client_that_falls_silent_is_given_up(
     gateway: Listening, store: ScriptedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.gateway.pace.IDLE_SECONDS", 0.2)
+    monkeypatch.setattr("services.gateway.rest.pace.IDLE_SECONDS", 0.2)
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.http_port)
     head = f"POST /v1/files HTTP/1.1\r\nhost: localhost\r\ncontent-type: {FORM['content-type']}\r\n"
     writer.write(f"{head}content-length: 9000000\r\n\r\n".encode() + FILE)

@@ -233,7 +233,7 @@ async def test_many_requests_on_one_connection(gateway: Listening, store: Script
 async def test_request_that_is_not_told_is_not_waited_for(
     gateway: Listening, store: ScriptedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.gateway.protocol.HEAD_SECONDS", 0.2)
+    monkeypatch.setattr("services.gateway.rest.protocol.HEAD_SECONDS", 0.2)
     whole = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"
     for start in (b"", b"GET /hea", whole + b"GET /hea"):
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.http_port)
@@ -248,7 +248,7 @@ async def test_request_that_is_not_told_is_not_waited_for(
 async def test_a_body_that_drips_is_given_up(
     gateway: Listening, store: ScriptedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.gateway.routes.resource.JSON_SECONDS", 0.5)
+    monkeypatch.setattr("services.gateway.rest.routes.resource.JSON_SECONDS", 0.5)
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.http_port)
     writer.write(b"POST /v1/batches HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n")
 

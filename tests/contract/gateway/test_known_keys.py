@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from services.gateway.clients import Store
 from services.gateway.keys import CACHE_SECONDS, WRONG_PER_MINUTE, KeyAuth
+from services.gateway.store import Store
 from services.kit.calls import rpc
 from services.kit.process.clock import ManualClock
 from services.kit.wire.api_keys import new_key

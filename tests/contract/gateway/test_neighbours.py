@@ -103,7 +103,7 @@ async def test_idle_uploads_of_one_project_leave_room_for_others(
 async def test_an_upload_that_drips_is_ended(
     small: Listening, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.gateway.pace.WINDOW_SECONDS", 0.3)
+    monkeypatch.setattr("services.gateway.rest.pace.WINDOW_SECONDS", 0.3)
     reader, writer = await idle_upload(small, "a")
 
     async def drip() -> None:

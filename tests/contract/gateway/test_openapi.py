@@ -10,12 +10,12 @@ import yaml
 from starlette.routing import Route
 
 from protos.nightshift.v1 import batches_pb2, common_pb2, files_pb2, models_pb2
-from services.gateway import validate
-from services.gateway.app import routes
-from services.gateway.clients import Store
+from services.gateway import checks
 from services.gateway.context import Context
 from services.gateway.keys import KeyAuth
 from services.gateway.limits import RequestLimiter
+from services.gateway.rest.app import routes
+from services.gateway.store import Store
 from services.kit.calls import rpc
 from services.kit.process.clock import SystemClock
 from services.kit.wire import ids
@@ -103,14 +103,14 @@ async def test_every_reference_leads_somewhere() -> None:
 async def test_limits_are_those_of_the_code() -> None:
     schemas = DESCRIPTION["components"]["schemas"]
     create = schemas["CreateBatch"]["properties"]
-    assert tuple(schemas["UploadPurpose"]["enum"]) == validate.PURPOSES
+    assert tuple(schemas["UploadPurpose"]["enum"]) == checks.PURPOSES
     assert tuple(create["endpoint"]["enum"]) == ENDPOINTS
     seconds = create["output_expires_after"]["properties"]["seconds"]
-    assert seconds["minimum"] == validate.MIN_EXPIRY_SECONDS
-    assert seconds["maximum"] == validate.MAX_EXPIRY_SECONDS
-    assert schemas["Metadata"]["maxProperties"] == validate.MAX_METADATA_PAIRS
+    assert seconds["minimum"] == checks.MIN_EXPIRY_SECONDS
+    assert seconds["maximum"] == checks.MAX_EXPIRY_SECONDS
+    assert schemas["Metadata"]["maxProperties"] == checks.MAX_METADATA_PAIRS
     value = schemas["Metadata"]["additionalProperties"]
-    assert value["maxLength"] == validate.MAX_METADATA_VALUE
+    assert value["maxLength"] == checks.MAX_METADATA_VALUE
 
 
 FULL = make_batch(

@@ -3,7 +3,7 @@
 import orjson
 import pytest
 
-from services.gateway.envelope import error_headers, error_response, list_object
+from services.gateway.rest.envelope import error_headers, error_response, list_object
 from services.kit.wire.errors import (
     ConflictError,
     InternalError,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.multipart import (
+from services.gateway.rest.multipart import (
     MAX_FIELD_BYTES,
     MAX_HEADER_BYTES,
     Event,

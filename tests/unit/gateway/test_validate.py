@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protos.nightshift.v1 import batches_pb2
-from services.gateway import validate
+from services.gateway import checks
 from services.kit.wire.endpoints import ENDPOINTS
 from services.kit.wire.errors import InvalidRequestError, NightshiftError, NotFoundError
 
@@ -57,8 +57,8 @@ def attempt(check: Callable[[], T]) -> T | NightshiftError:
 @given(st.dictionaries(keys, values) | st.fixed_dictionaries(likely))
 def test_any_object_is_taken_or_refused(body: dict[str, Any]) -> None:
     def parse() -> batches_pb2.CreateBatchRequest:
-        request = validate.parse_create_batch(orjson.dumps(body))
-        validate.check_create_batch(request, WINDOWS)
+        request = checks.parse_create_batch(orjson.dumps(body))
+        checks.check_create_batch(request, WINDOWS)
         return request
 
     request = attempt(parse)
@@ -79,7 +79,7 @@ def test_any_object_is_taken_or_refused(body: dict[str, Any]) -> None:
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_parsed_or_refused(body: bytes) -> None:
-    parsed = attempt(lambda: validate.parse_object(body))
+    parsed = attempt(lambda: checks.parse_object(body))
     if isinstance(parsed, NightshiftError):
         assert parsed.message.startswith("We could not parse the JSON body of your request.")
     else:
@@ -88,7 +88,7 @@ def test_any_bytes_are_parsed_or_refused(body: bytes) -> None:
 
 @given(st.text(max_size=200))
 def test_any_id_is_taken_or_unknown(text: str) -> None:
-    for check in (validate.file_id_of, validate.batch_id_of):
+    for check in (checks.file_id_of, checks.batch_id_of):
         found = attempt(functools.partial(check, text))
         if isinstance(found, NightshiftError):
             assert isinstance(found, NotFoundError)
@@ -100,7 +100,7 @@ def test_any_id_is_taken_or_unknown(text: str) -> None:
 
 @given(st.text(max_size=30) | st.integers().map(str))
 def test_any_limit_is_taken_or_refused(text: str) -> None:
-    limit = attempt(lambda: validate.limit_of({"limit": text}, default=20, maximum=100))
+    limit = attempt(lambda: checks.limit_of({"limit": text}, default=20, maximum=100))
     if isinstance(limit, NightshiftError):
         assert limit.param == "limit"
         return
@@ -113,6 +113,6 @@ def test_any_limit_is_taken_or_refused(text: str) -> None:
 )
 def test_supported_values_are_listed(number: int, listed: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
-        validate.check_value("p", "x" * 1000, ("a", "b", "c")[:number])
+        checks.check_value("p", "x" * 1000, ("a", "b", "c")[:number])
     assert caught.value.message.endswith(f"Supported values are: {listed}.")
     assert len(caught.value.message) < 200

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services.gateway.envelope import error_headers
+from services.gateway.rest.envelope import error_headers
 from services.kit.wire import errors
 from services.kit.wire.errors import NightshiftError, RateLimitedError, all_error_classes
 

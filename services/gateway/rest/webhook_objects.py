@@ -4,8 +4,8 @@ from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from protos.nightshift.v1 import webhooks_pb2
-from services.gateway import validate
-from services.gateway.translate import optional
+from services.gateway import checks
+from services.gateway.rest.translate import optional
 from services.kit.wire.errors import InvalidRequestError, NotFoundError
 from services.kit.wire.ids import is_public_id
 
@@ -82,8 +82,8 @@ def parse_create(body: bytes) -> webhooks_pb2.CreateWebhookEndpointRequest:
     required = ("name", "url", "event_types")
     fields = _fields(body, known=required, required=required)
     return webhooks_pb2.CreateWebhookEndpointRequest(
-        name=validate.text_of("name", fields["name"]),
-        url=validate.text_of("url", fields["url"]),
+        name=checks.text_of("name", fields["name"]),
+        url=checks.text_of("url", fields["url"]),
         event_types=_texts("event_types", fields["event_types"]),
     )
 
@@ -97,9 +97,9 @@ def parse_update(endpoint_id: str, body: bytes) -> webhooks_pb2.UpdateWebhookEnd
     fields = _fields(body, known=("name", "url", "event_types"))
     request = webhooks_pb2.UpdateWebhookEndpointRequest(webhook_endpoint_id=endpoint_id)
     if fields.get("name") is not None:
-        request.name = validate.text_of("name", fields["name"])
+        request.name = checks.text_of("name", fields["name"])
     if fields.get("url") is not None:
-        request.url = validate.text_of("url", fields["url"])
+        request.url = checks.text_of("url", fields["url"])
     if fields.get("event_types") is not None:
         types = _texts("event_types", fields["event_types"])
         if not types:
@@ -122,7 +122,7 @@ def parse_rotate(endpoint_id: str, body: bytes) -> webhooks_pb2.RotateWebhookSec
     name = "keep_old_secret_active_for_24_hours"
     keep = _fields(body or b"{}", known=(name,)).get(name)
     if keep is not None and not isinstance(keep, bool):
-        validate.wrong_type(name, "a boolean", validate.kind_of(keep))
+        checks.wrong_type(name, "a boolean", checks.kind_of(keep))
     return webhooks_pb2.RotateWebhookSecretRequest(
         webhook_endpoint_id=endpoint_id, keep_old_secret_active_for_24_hours=bool(keep)
     )
@@ -137,7 +137,7 @@ def parse_test(endpoint_id: str, body: bytes) -> webhooks_pb2.TestWebhookEndpoin
     fields = _fields(body, known=("event_type",), required=("event_type",))
     return webhooks_pb2.TestWebhookEndpointRequest(
         webhook_endpoint_id=endpoint_id,
-        event_type=validate.text_of("event_type", fields["event_type"]),
+        event_type=checks.text_of("event_type", fields["event_type"]),
     )
 
 
@@ -150,14 +150,14 @@ def state_of(query: Mapping[str, str]) -> webhooks_pb2.WebhookDeliveryState.Valu
     text = query.get("state", "")
     if not text:
         return webhooks_pb2.WEBHOOK_DELIVERY_STATE_UNSPECIFIED
-    validate.check_value("state", text, tuple(_STATES))
+    checks.check_value("state", text, tuple(_STATES))
     return _STATES[text]
 
 
 def _fields(
     body: bytes, *, known: Collection[str], required: Collection[str] = ()
 ) -> dict[str, Any]:
-    fields = validate.parse_object(body)
+    fields = checks.parse_object(body)
     for name in fields:
         if name not in known:
             raise InvalidRequestError(
@@ -165,11 +165,11 @@ def _fields(
             )
     for name in required:
         if name not in fields:
-            validate.missing(name)
+            checks.missing(name)
     return fields
 
 
 def _texts(name: str, value: Any) -> list[str]:
     if not isinstance(value, list):
-        validate.wrong_type(name, "an array of strings", validate.kind_of(value))
-    return [validate.text_of(f"{name}[{position}]", item) for position, item in enumerate(value)]
+        checks.wrong_type(name, "an array of strings", checks.kind_of(value))
+    return [checks.text_of(f"{name}[{position}]", item) for position, item in enumerate(value)]

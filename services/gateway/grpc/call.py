@@ -11,11 +11,11 @@ from google.protobuf.message import Message
 from opentelemetry import context as trace_context
 from opentelemetry import trace
 
-from services.gateway import key_metrics, validate
+from services.gateway import checks, key_metrics
 from services.gateway.auth import Caller
 from services.gateway.callers import network_of, peer_address
 from services.gateway.context import Context
-from services.gateway.pace import Pace
+from services.gateway.rest.pace import Pace
 from services.gateway.shares import Shares
 from services.kit.calls import interceptors, rpc
 from services.kit.calls.interceptors import Call, metadata_value
@@ -195,7 +195,7 @@ class Servicer:
         Raises:
             InvalidRequestError: the key is none.
         """
-        key = validate.idempotency_key_of(metadata_value(context, rpc.IDEMPOTENCY_KEY))
+        key = checks.idempotency_key_of(metadata_value(context, rpc.IDEMPOTENCY_KEY))
         return replace(_caller.get(), idempotency_key=key)
 
 

@@ -13,10 +13,9 @@ import prometheus_client
 from starlette.requests import Request
 
 from protos.nightshift.v1 import files_pb2, uploads_pb2
-from services.gateway import validate
+from services.gateway import checks
 from services.gateway.auth import Caller
-from services.gateway.clients import FileUpload, PartUpload, Store
-from services.gateway.multipart import (
+from services.gateway.rest.multipart import (
     Event,
     Field,
     FileData,
@@ -24,7 +23,8 @@ from services.gateway.multipart import (
     MultipartReader,
     boundary_of,
 )
-from services.gateway.routes.resource import body_chunks
+from services.gateway.rest.routes.resource import body_chunks
+from services.gateway.store import FileUpload, PartUpload, Store
 from services.kit.wire.errors import InvalidRequestError
 
 _BYTES = prometheus_client.Counter(
@@ -181,7 +181,7 @@ class _FileForm:
             return
         if name in self._fields:
             raise InvalidRequestError(f"The form has '{name}' twice.")
-        self._fields[name] = validate.purpose_of(value) if name == "purpose" else value
+        self._fields[name] = checks.purpose_of(value) if name == "purpose" else value
 
     async def finish(self) -> files_pb2.File:
         """End the upload; all parts are there."""
@@ -190,7 +190,7 @@ class _FileForm:
         purpose = self._fields.get("purpose")
         if purpose is None:
             raise InvalidRequestError("'purpose' is a required property")
-        expiry = validate.form_expiry(
+        expiry = checks.form_expiry(
             self._fields.get("expires_after[anchor]"), self._fields.get("expires_after[seconds]")
         )
         footer = files_pb2.UploadFileFooter(purpose=purpose, expires_after=expiry)

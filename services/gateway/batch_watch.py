@@ -13,8 +13,8 @@ import prometheus_client
 
 from protos.nightshift.v1 import events_pb2
 from services.gateway.auth import Caller
-from services.gateway.clients import Store
 from services.gateway.shares import Shares
+from services.gateway.store import Store
 from services.kit.wire.errors import UnavailableError
 
 HEARTBEAT_SECONDS: Final = 15.0

@@ -14,10 +14,9 @@ from protos.nightshift.v1 import (
     uploads_pb2_grpc,
     webhooks_pb2_grpc,
 )
-from services.gateway import validate
+from services.gateway import checks
 from services.gateway.context import Context
-from services.gateway.download import SEND_SECONDS, refuse_download
-from services.gateway.grpc_call import (
+from services.gateway.grpc.call import (
     IDLE_CONNECTION_MS,
     MAX_CALLS,
     MAX_CONNECTIONS,
@@ -29,9 +28,10 @@ from services.gateway.grpc_call import (
     Servicer,
     ShareInterceptor,
 )
-from services.gateway.grpc_events import EventsServicer
-from services.gateway.grpc_uploads import UploadsServicer
-from services.gateway.grpc_webhooks import WebhooksServicer
+from services.gateway.grpc.events import EventsServicer
+from services.gateway.grpc.uploads import UploadsServicer
+from services.gateway.grpc.webhooks import WebhooksServicer
+from services.gateway.rest.download import SEND_SECONDS, refuse_download
 from services.kit.calls import interceptors, rpc
 from services.kit.calls.interceptors import Call
 from services.kit.wire.client_numbers import check_range
@@ -135,7 +135,7 @@ class FilesServicer(Servicer, files_pb2_grpc.FilesServicer):
         self, request: files_pb2.GetFileRequest, context: Call
     ) -> files_pb2.GetFileResponse:
         """See files.proto."""
-        validate.file_id_of(request.file_id)
+        checks.file_id_of(request.file_id)
         return await self._store.call(self._store.files.GetFile, request, self._caller())
 
     async def ListFiles(
@@ -143,16 +143,16 @@ class FilesServicer(Servicer, files_pb2_grpc.FilesServicer):
     ) -> files_pb2.ListFilesResponse:
         """See files.proto."""
         if request.page.limit:
-            check_range("limit", request.page.limit, 1, validate.MAX_FILES_LIMIT)
+            check_range("limit", request.page.limit, 1, checks.MAX_FILES_LIMIT)
         if request.page.after:
-            validate.file_id_of(request.page.after, param="after")
+            checks.file_id_of(request.page.after, param="after")
         return await self._store.call(self._store.files.ListFiles, request, self._caller())
 
     async def DeleteFile(
         self, request: files_pb2.DeleteFileRequest, context: Call
     ) -> files_pb2.DeleteFileResponse:
         """See files.proto."""
-        validate.file_id_of(request.file_id)
+        checks.file_id_of(request.file_id)
         return await self._store.call(self._store.files.DeleteFile, request, self._caller())
 
     # Writes by itself rather than yielding, so that a client that takes nothing can be given up.
@@ -160,7 +160,7 @@ class FilesServicer(Servicer, files_pb2_grpc.FilesServicer):
         self, request: files_pb2.ReadFileRequest, context: Call
     ) -> None:
         """See files.proto."""
-        validate.file_id_of(request.file_id)
+        checks.file_id_of(request.file_id)
         async with self._store.read(request, self._caller()) as stream:
             frame = await stream.read()
             if frame is None or not frame.HasField("file"):
@@ -182,7 +182,7 @@ class BatchesServicer(Servicer, batches_pb2_grpc.BatchesServicer):
         self, request: batches_pb2.CreateBatchRequest, context: Call
     ) -> batches_pb2.CreateBatchResponse:
         """See batches.proto."""
-        validate.check_create_batch(request, self._context.windows)
+        checks.check_create_batch(request, self._context.windows)
         return await self._store.call(
             self._store.batches.CreateBatch, request, self._keyed_caller(context)
         )
@@ -191,7 +191,7 @@ class BatchesServicer(Servicer, batches_pb2_grpc.BatchesServicer):
         self, request: batches_pb2.GetBatchRequest, context: Call
     ) -> batches_pb2.GetBatchResponse:
         """See batches.proto."""
-        validate.batch_id_of(request.batch_id)
+        checks.batch_id_of(request.batch_id)
         return await self._store.call(self._store.batches.GetBatch, request, self._caller())
 
     async def ListBatches(
@@ -199,16 +199,16 @@ class BatchesServicer(Servicer, batches_pb2_grpc.BatchesServicer):
     ) -> batches_pb2.ListBatchesResponse:
         """See batches.proto."""
         if request.page.limit:
-            check_range("limit", request.page.limit, 1, validate.MAX_BATCHES_LIMIT)
+            check_range("limit", request.page.limit, 1, checks.MAX_BATCHES_LIMIT)
         if request.page.after:
-            validate.batch_id_of(request.page.after, param="after")
+            checks.batch_id_of(request.page.after, param="after")
         return await self._store.call(self._store.batches.ListBatches, request, self._caller())
 
     async def CancelBatch(
         self, request: batches_pb2.CancelBatchRequest, context: Call
     ) -> batches_pb2.CancelBatchResponse:
         """See batches.proto."""
-        validate.batch_id_of(request.batch_id)
+        checks.batch_id_of(request.batch_id)
         return await self._store.call(self._store.batches.CancelBatch, request, self._caller())
 
     async def GetUsage(
@@ -237,6 +237,6 @@ class ModelsServicer(Servicer, models_pb2_grpc.ModelsServicer):
 def _check_footer(footer: files_pb2.UploadFileFooter) -> None:
     if not footer.HasField("purpose"):
         raise InvalidRequestError("'purpose' is a required property")
-    validate.purpose_of(footer.purpose)
+    checks.purpose_of(footer.purpose)
     if footer.HasField("expires_after"):
-        validate.check_expiry("expires_after", footer.expires_after)
+        checks.check_expiry("expires_after", footer.expires_after)

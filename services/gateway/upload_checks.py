@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from protos.nightshift.v1 import uploads_pb2
-from services.gateway import validate
+from services.gateway import checks
 from services.kit.wire.client_numbers import check_range
 from services.kit.wire.errors import InvalidRequestError, NotFoundError
 from services.kit.wire.ids import is_public_id
@@ -25,7 +25,7 @@ def upload_id_of(text: str) -> str:
         NotFoundError: it cannot, so that no such upload exists.
     """
     if not is_public_id(text):
-        shown = text[: validate.MAX_ID_CHARACTERS]
+        shown = text[: checks.MAX_ID_CHARACTERS]
         raise NotFoundError(f"No such Upload object: {shown}", param="upload_id")
     return text
 
@@ -36,25 +36,25 @@ def parse_create(body: bytes) -> uploads_pb2.CreateUploadRequest:
     Raises:
         InvalidRequestError: not JSON, a field is unknown, missing or of the wrong type.
     """
-    fields = validate.parse_object(body)
+    fields = checks.parse_object(body)
     _refuse_unknown(fields, _CREATE)
     for name in _REQUIRED:
         if name not in fields:
-            validate.missing(name)
+            checks.missing(name)
     size = fields["bytes"]
     if not isinstance(size, int) or isinstance(size, bool):
-        validate.wrong_type("bytes", "an integer", validate.kind_of(size))
+        checks.wrong_type("bytes", "an integer", checks.kind_of(size))
     # Before it is put in a message, which holds 64 bits.
     check_range("bytes", size, 0, _INT64_MAX)
     request = uploads_pb2.CreateUploadRequest(
-        filename=validate.text_of("filename", fields["filename"]),
-        purpose=validate.text_of("purpose", fields["purpose"]),
+        filename=checks.text_of("filename", fields["filename"]),
+        purpose=checks.text_of("purpose", fields["purpose"]),
         bytes=size,
-        mime_type=validate.text_of("mime_type", fields["mime_type"]),
+        mime_type=checks.text_of("mime_type", fields["mime_type"]),
     )
     expiry = fields.get("expires_after")
     if expiry is not None:
-        request.expires_after.CopyFrom(validate.json_expiry("expires_after", expiry))
+        request.expires_after.CopyFrom(checks.json_expiry("expires_after", expiry))
     return request
 
 
@@ -71,13 +71,13 @@ def check_create(request: uploads_pb2.CreateUploadRequest) -> None:
             code="empty_string",
             param="filename",
         )
-    validate.check_text("filename", request.filename, MAX_FILENAME)
-    validate.check_text("mime_type", request.mime_type, MAX_MIME_TYPE)
-    validate.purpose_of(request.purpose)
+    checks.check_text("filename", request.filename, MAX_FILENAME)
+    checks.check_text("mime_type", request.mime_type, MAX_MIME_TYPE)
+    checks.purpose_of(request.purpose)
     if not request.HasField("bytes"):
-        validate.missing("bytes")
+        checks.missing("bytes")
     if request.HasField("expires_after"):
-        validate.check_expiry("expires_after", request.expires_after)
+        checks.check_expiry("expires_after", request.expires_after)
 
 
 def parse_complete(body: bytes, upload_id: str) -> uploads_pb2.CompleteUploadRequest:
@@ -86,21 +86,21 @@ def parse_complete(body: bytes, upload_id: str) -> uploads_pb2.CompleteUploadReq
     Raises:
         InvalidRequestError: not JSON, a field is unknown, missing or of the wrong type.
     """
-    fields = validate.parse_object(body)
+    fields = checks.parse_object(body)
     _refuse_unknown(fields, _COMPLETE)
     if "part_ids" not in fields:
-        validate.missing("part_ids")
+        checks.missing("part_ids")
     part_ids = fields["part_ids"]
     if not isinstance(part_ids, list):
-        validate.wrong_type("part_ids", "an array of strings", validate.kind_of(part_ids))
+        checks.wrong_type("part_ids", "an array of strings", checks.kind_of(part_ids))
     md5 = fields.get("md5")
     return uploads_pb2.CompleteUploadRequest(
         upload_id=upload_id,
         part_ids=[
-            validate.text_of(f"part_ids[{number}]", part_id)
+            checks.text_of(f"part_ids[{number}]", part_id)
             for number, part_id in enumerate(part_ids)
         ],
-        md5=None if md5 is None else validate.text_of("md5", md5),
+        md5=None if md5 is None else checks.text_of("md5", md5),
     )
 
 

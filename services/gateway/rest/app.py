@@ -6,15 +6,15 @@ from starlette.middleware import Middleware
 from starlette.routing import BaseRoute
 
 from services.gateway.context import Context
-from services.gateway.middleware import ErrorMiddleware, RequestMiddleware, framework_error
-from services.gateway.routes.batches import BatchRoutes
-from services.gateway.routes.events import EventRoutes
-from services.gateway.routes.files import FileRoutes
-from services.gateway.routes.health import HealthRoutes
-from services.gateway.routes.models import ModelRoutes
-from services.gateway.routes.uploads import UploadRoutes
-from services.gateway.routes.usage import UsageRoutes
-from services.gateway.routes.webhooks import WebhookRoutes
+from services.gateway.rest.middleware import ErrorMiddleware, RequestMiddleware, framework_error
+from services.gateway.rest.routes.batches import BatchRoutes
+from services.gateway.rest.routes.events import EventRoutes
+from services.gateway.rest.routes.files import FileRoutes
+from services.gateway.rest.routes.health import HealthRoutes
+from services.gateway.rest.routes.models import ModelRoutes
+from services.gateway.rest.routes.uploads import UploadRoutes
+from services.gateway.rest.routes.usage import UsageRoutes
+from services.gateway.rest.routes.webhooks import WebhookRoutes
 from services.kit.process import telemetry
 
 

@@ -7,12 +7,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from protos.nightshift.v1 import batches_pb2, common_pb2
-from services.gateway import validate
+from services.gateway import checks
 from services.gateway.auth import Caller
 from services.gateway.context import Context
-from services.gateway.envelope import JsonResponse, list_object
-from services.gateway.routes.resource import read_body, resource, with_idempotency_key
-from services.gateway.translate import batch_object
+from services.gateway.rest.envelope import JsonResponse, list_object
+from services.gateway.rest.routes.resource import read_body, resource, with_idempotency_key
+from services.gateway.rest.translate import batch_object
 
 DEFAULT_LIMIT: Final = 20
 """Batches of a page for which no limit is asked."""
@@ -40,14 +40,14 @@ class BatchRoutes:
     async def create(self, request: Request, caller: Caller) -> Response:
         """Create a batch."""
         caller = with_idempotency_key(request, caller)
-        wanted = validate.parse_create_batch(await read_body(request))
-        validate.check_create_batch(wanted, self._context.windows)
+        wanted = checks.parse_create_batch(await read_body(request))
+        checks.check_create_batch(wanted, self._context.windows)
         answer = await self._store.call(self._store.batches.CreateBatch, wanted, caller)
         return JsonResponse(batch_object(answer.batch))
 
     async def get(self, request: Request, caller: Caller) -> Response:
         """Read one batch."""
-        batch_id = validate.batch_id_of(request.path_params["batch_id"])
+        batch_id = checks.batch_id_of(request.path_params["batch_id"])
         answer = await self._store.call(
             self._store.batches.GetBatch, batches_pb2.GetBatchRequest(batch_id=batch_id), caller
         )
@@ -56,10 +56,10 @@ class BatchRoutes:
     async def list(self, request: Request, caller: Caller) -> Response:
         """List batches, newest first."""
         query = request.query_params
-        left = validate.limit_of(query, default=DEFAULT_LIMIT, maximum=validate.MAX_BATCHES_LIMIT)
+        left = checks.limit_of(query, default=DEFAULT_LIMIT, maximum=checks.MAX_BATCHES_LIMIT)
         after = query.get("after", "")
         if after:
-            validate.batch_id_of(after, param="after")
+            checks.batch_id_of(after, param="after")
         items: list[dict[str, Any]] = []
         has_more = True
         while left > 0 and has_more:
@@ -77,7 +77,7 @@ class BatchRoutes:
 
     async def cancel(self, request: Request, caller: Caller) -> Response:
         """Cancel a batch; the body is not read, since clients send none or anything."""
-        batch_id = validate.batch_id_of(request.path_params["batch_id"])
+        batch_id = checks.batch_id_of(request.path_params["batch_id"])
         answer = await self._store.call(
             self._store.batches.CancelBatch,
             batches_pb2.CancelBatchRequest(batch_id=batch_id),

@@ -5,13 +5,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from protos.nightshift.v1 import uploads_pb2
-from services.gateway import validate_uploads
+from services.gateway import upload_checks
 from services.gateway.auth import Caller
 from services.gateway.context import Context
-from services.gateway.envelope import JsonResponse
-from services.gateway.routes.resource import read_body, resource
-from services.gateway.translate import upload_object, upload_part_object
-from services.gateway.upload import receive_part
+from services.gateway.rest.envelope import JsonResponse
+from services.gateway.rest.routes.resource import read_body, resource
+from services.gateway.rest.translate import upload_object, upload_part_object
+from services.gateway.rest.upload import receive_part
 
 
 class UploadRoutes:
@@ -34,27 +34,27 @@ class UploadRoutes:
 
     async def create(self, request: Request, caller: Caller) -> Response:
         """Open an upload."""
-        wanted = validate_uploads.parse_create(await read_body(request))
-        validate_uploads.check_create(wanted)
+        wanted = upload_checks.parse_create(await read_body(request))
+        upload_checks.check_create(wanted)
         answer = await self._store.call(self._store.uploads.CreateUpload, wanted, caller)
         return JsonResponse(upload_object(answer.upload))
 
     async def add_part(self, request: Request, caller: Caller) -> Response:
         """Take a part as a multipart form."""
-        upload_id = validate_uploads.upload_id_of(request.path_params["upload_id"])
+        upload_id = upload_checks.upload_id_of(request.path_params["upload_id"])
         part = await receive_part(request, self._store, caller, upload_id)
         return JsonResponse(upload_part_object(part))
 
     async def complete(self, request: Request, caller: Caller) -> Response:
         """Make a file of the parts."""
-        upload_id = validate_uploads.upload_id_of(request.path_params["upload_id"])
-        wanted = validate_uploads.parse_complete(await read_body(request), upload_id)
+        upload_id = upload_checks.upload_id_of(request.path_params["upload_id"])
+        wanted = upload_checks.parse_complete(await read_body(request), upload_id)
         answer = await self._store.complete_upload(wanted, caller)
         return JsonResponse(upload_object(answer.upload))
 
     async def cancel(self, request: Request, caller: Caller) -> Response:
         """Give an upload up; the body is not read, since clients send none or anything."""
-        upload_id = validate_uploads.upload_id_of(request.path_params["upload_id"])
+        upload_id = upload_checks.upload_id_of(request.path_params["upload_id"])
         answer = await self._store.call(
             self._store.uploads.CancelUpload,
             uploads_pb2.CancelUploadRequest(upload_id=upload_id),

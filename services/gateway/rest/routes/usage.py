@@ -7,9 +7,9 @@ from starlette.routing import Route
 from protos.nightshift.v1 import batches_pb2
 from services.gateway.auth import Caller
 from services.gateway.context import Context
-from services.gateway.envelope import JsonResponse
-from services.gateway.routes.resource import resource
-from services.gateway.translate import project_usage_object
+from services.gateway.rest.envelope import JsonResponse
+from services.gateway.rest.routes.resource import resource
+from services.gateway.rest.translate import project_usage_object
 
 
 class UsageRoutes:

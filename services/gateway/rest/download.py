@@ -13,8 +13,8 @@ from starlette.types import Receive, Scope, Send
 
 from protos.nightshift.v1 import files_pb2
 from services.gateway.auth import Caller
-from services.gateway.clients import FileStream, Store
-from services.gateway.envelope import error_response
+from services.gateway.rest.envelope import error_response
+from services.gateway.store import FileStream, Store
 from services.kit.wire.errors import (
     InternalError,
     InvalidRequestError,

@@ -3,8 +3,8 @@
 from collections.abc import AsyncIterator
 
 from protos.nightshift.v1 import uploads_pb2, uploads_pb2_grpc
-from services.gateway import validate_uploads
-from services.gateway.grpc_call import Frames, Servicer
+from services.gateway import upload_checks
+from services.gateway.grpc.call import Frames, Servicer
 from services.kit.calls.interceptors import Call
 from services.kit.wire.errors import InvalidRequestError
 from services.kit.wire.frames import FRAME_BYTES
@@ -17,7 +17,7 @@ class UploadsServicer(Servicer, uploads_pb2_grpc.UploadsServicer):
         self, request: uploads_pb2.CreateUploadRequest, context: Call
     ) -> uploads_pb2.CreateUploadResponse:
         """See uploads.proto."""
-        validate_uploads.check_create(request)
+        upload_checks.check_create(request)
         return await self._store.call(self._store.uploads.CreateUpload, request, self._caller())
 
     async def AddUploadPart(
@@ -28,7 +28,7 @@ class UploadsServicer(Servicer, uploads_pb2_grpc.UploadsServicer):
         first = await frames.next()
         if first is None or not first.HasField("header"):
             raise InvalidRequestError("The first frame of a part must be its header.")
-        validate_uploads.upload_id_of(first.header.upload_id)
+        upload_checks.upload_id_of(first.header.upload_id)
         async with self._store.upload_part(self._caller()) as part:
             await part.write(first)
             while (frame := await frames.next()) is not None:
@@ -51,12 +51,12 @@ class UploadsServicer(Servicer, uploads_pb2_grpc.UploadsServicer):
         self, request: uploads_pb2.CompleteUploadRequest, context: Call
     ) -> uploads_pb2.CompleteUploadResponse:
         """See uploads.proto."""
-        validate_uploads.upload_id_of(request.upload_id)
+        upload_checks.upload_id_of(request.upload_id)
         return await self._store.complete_upload(request, self._caller())
 
     async def CancelUpload(
         self, request: uploads_pb2.CancelUploadRequest, context: Call
     ) -> uploads_pb2.CancelUploadResponse:
         """See uploads.proto."""
-        validate_uploads.upload_id_of(request.upload_id)
+        upload_checks.upload_id_of(request.upload_id)
         return await self._store.call(self._store.uploads.CancelUpload, request, self._caller())

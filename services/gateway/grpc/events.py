@@ -4,10 +4,10 @@ import asyncio
 import contextlib
 
 from protos.nightshift.v1 import events_pb2, events_pb2_grpc
-from services.gateway import validate
-from services.gateway.download import SEND_SECONDS
-from services.gateway.events import BatchWatch
-from services.gateway.grpc_call import Servicer
+from services.gateway import checks
+from services.gateway.batch_watch import BatchWatch
+from services.gateway.grpc.call import Servicer
+from services.gateway.rest.download import SEND_SECONDS
 from services.kit.calls.interceptors import Call, metadata_value
 from services.kit.wire.errors import InternalError, UnavailableError
 
@@ -20,7 +20,7 @@ class EventsServicer(Servicer, events_pb2_grpc.EventsServicer):
         self, request: events_pb2.WatchBatchRequest, context: Call
     ) -> None:
         """See events.proto; UNAVAILABLE when it ends before the batch does: watch again."""
-        validate.batch_id_of(request.batch_id)
+        checks.batch_id_of(request.batch_id)
         authorization = metadata_value(context, "authorization")
         client = self._caller().client
 
@@ -42,7 +42,7 @@ class EventsServicer(Servicer, events_pb2_grpc.EventsServicer):
         self, request: events_pb2.ReadBatchEventsRequest, context: Call
     ) -> events_pb2.ReadBatchEventsResponse:
         """See events.proto."""
-        validate.batch_id_of(request.watch.batch_id)
+        checks.batch_id_of(request.watch.batch_id)
         return await self._store.call(self._store.events.ReadBatchEvents, request, self._caller())
 
 

@@ -7,8 +7,8 @@ import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from services.gateway.callers import network_of
-from services.gateway.envelope import error_object
-from services.gateway.middleware import API_VERSION
+from services.gateway.rest.envelope import error_object
+from services.gateway.rest.middleware import API_VERSION
 from services.gateway.shares import Shares
 from services.kit.process.log import get_logger
 from services.kit.wire.errors import InvalidRequestError, NightshiftError, UnavailableError

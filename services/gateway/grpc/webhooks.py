@@ -1,7 +1,7 @@
 """The public gRPC service `Webhooks`: forwarded, since what is checked the store checks."""
 
 from protos.nightshift.v1 import webhooks_pb2, webhooks_pb2_grpc
-from services.gateway.grpc_call import Servicer
+from services.gateway.grpc.call import Servicer
 from services.kit.calls.interceptors import Call
 
 

@@ -10,14 +10,14 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from protos.nightshift.v1 import events_pb2
-from services.gateway import validate
+from services.gateway import checks
 from services.gateway.auth import Caller
+from services.gateway.batch_watch import BatchWatch
 from services.gateway.context import Context
-from services.gateway.download import SEND_SECONDS
-from services.gateway.events import BatchWatch
-from services.gateway.routes.resource import resource
-from services.gateway.sse import OPENING, SseWriter
-from services.gateway.translate import batch_object
+from services.gateway.rest.download import SEND_SECONDS
+from services.gateway.rest.routes.resource import resource
+from services.gateway.rest.sse import OPENING, SseWriter
+from services.gateway.rest.translate import batch_object
 from services.kit.wire.errors import InternalError
 
 _RESULTS: Final = "results"
@@ -45,9 +45,9 @@ class EventRoutes:
         query = request.query_params
         include = [*query.getlist("include"), *query.getlist("include[]")]
         for name in include:
-            validate.check_value("include", name, (_RESULTS,))
+            checks.check_value("include", name, (_RESULTS,))
         wanted = events_pb2.WatchBatchRequest(
-            batch_id=validate.batch_id_of(request.path_params["batch_id"]),
+            batch_id=checks.batch_id_of(request.path_params["batch_id"]),
             include_results=_RESULTS in include,
             # A client that goes on by itself repeats the URL, with what it began after.
             after=request.headers.get("last-event-id") or query.get("after", ""),

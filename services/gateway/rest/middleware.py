@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from services.gateway import key_metrics
 from services.gateway.auth import Caller
 from services.gateway.callers import caller_address
-from services.gateway.envelope import error_response
+from services.gateway.rest.envelope import error_response
 from services.kit.process.log import get_logger
 from services.kit.wire.errors import (
     InternalError,

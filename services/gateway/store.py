@@ -20,7 +20,7 @@ from protos.nightshift.v1 import (
     webhooks_pb2_grpc,
 )
 from services.gateway.auth import Caller
-from services.gateway.pace import IDLE_SECONDS
+from services.gateway.rest.pace import IDLE_SECONDS
 from services.gateway.shares import Shares
 from services.kit.calls import rpc
 from services.kit.process.log import get_logger

@@ -7,9 +7,9 @@ from starlette.routing import Route
 from protos.nightshift.v1 import models_pb2
 from services.gateway.auth import Caller
 from services.gateway.context import Context
-from services.gateway.envelope import JsonResponse
-from services.gateway.routes.resource import resource
-from services.gateway.translate import model_object
+from services.gateway.rest.envelope import JsonResponse
+from services.gateway.rest.routes.resource import resource
+from services.gateway.rest.translate import model_object
 
 
 class ModelRoutes:

@@ -12,8 +12,8 @@ from swagger_ui_bundle import swagger_ui_path
 
 from services.gateway.callers import caller_address
 from services.gateway.context import Context
-from services.gateway.envelope import JsonResponse
-from services.gateway.routes.resource import page
+from services.gateway.rest.envelope import JsonResponse
+from services.gateway.rest.routes.resource import page
 from services.gateway.settings import is_loopback
 from services.kit.wire.errors import PermissionError_, UnavailableError
 

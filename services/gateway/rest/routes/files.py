@@ -7,16 +7,16 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from protos.nightshift.v1 import common_pb2, files_pb2
-from services.gateway import validate
+from services.gateway import checks
 from services.gateway.auth import Caller
 from services.gateway.context import Context
-from services.gateway.download import ContentResponse
-from services.gateway.envelope import JsonResponse, list_object
-from services.gateway.routes.resource import resource, with_idempotency_key
-from services.gateway.translate import deleted_file_object, file_object
-from services.gateway.upload import receive_upload
+from services.gateway.rest.download import ContentResponse
+from services.gateway.rest.envelope import JsonResponse, list_object
+from services.gateway.rest.routes.resource import resource, with_idempotency_key
+from services.gateway.rest.translate import deleted_file_object, file_object
+from services.gateway.rest.upload import receive_upload
 
-_MOST: Final = validate.MAX_FILES_LIMIT
+_MOST: Final = checks.MAX_FILES_LIMIT
 
 _PAGE: Final = 500
 """Files of one answer of the store: names of more could exceed a gRPC message."""
@@ -46,7 +46,7 @@ class FileRoutes:
 
     async def get(self, request: Request, caller: Caller) -> Response:
         """Read one file's metadata."""
-        file_id = validate.file_id_of(request.path_params["file_id"])
+        file_id = checks.file_id_of(request.path_params["file_id"])
         answer = await self._store.call(
             self._store.files.GetFile, files_pb2.GetFileRequest(file_id=file_id), caller
         )
@@ -55,11 +55,11 @@ class FileRoutes:
     async def list(self, request: Request, caller: Caller) -> Response:
         """List files by order of creation."""
         query = request.query_params
-        left = validate.limit_of(query, default=_MOST, maximum=_MOST)
-        ascending = validate.is_ascending(query)
+        left = checks.limit_of(query, default=_MOST, maximum=_MOST)
+        ascending = checks.is_ascending(query)
         after = query.get("after", "")
         if after:
-            validate.file_id_of(after, param="after")
+            checks.file_id_of(after, param="after")
         items: list[dict[str, Any]] = []
         has_more = True
         while left > 0 and has_more:
@@ -79,7 +79,7 @@ class FileRoutes:
 
     async def delete(self, request: Request, caller: Caller) -> Response:
         """Delete a file; batches that run on it are not hurt."""
-        file_id = validate.file_id_of(request.path_params["file_id"])
+        file_id = checks.file_id_of(request.path_params["file_id"])
         answer = await self._store.call(
             self._store.files.DeleteFile, files_pb2.DeleteFileRequest(file_id=file_id), caller
         )
@@ -87,5 +87,5 @@ class FileRoutes:
 
     async def content(self, request: Request, caller: Caller) -> Response:
         """Stream a file's bytes."""
-        file_id = validate.file_id_of(request.path_params["file_id"])
+        file_id = checks.file_id_of(request.path_params["file_id"])
         return ContentResponse(self._store, caller, file_id)

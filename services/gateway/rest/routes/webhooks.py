@@ -7,11 +7,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from protos.nightshift.v1 import common_pb2, webhooks_pb2
-from services.gateway import validate, webhook_objects
+from services.gateway import checks
 from services.gateway.auth import Caller
 from services.gateway.context import Context
-from services.gateway.envelope import JsonResponse, list_object
-from services.gateway.routes.resource import Handler, read_body, resource
+from services.gateway.rest import webhook_objects
+from services.gateway.rest.envelope import JsonResponse, list_object
+from services.gateway.rest.routes.resource import Handler, read_body, resource
 
 DEFAULT_LIMIT: Final = 20
 MAX_LIMIT: Final = 100
@@ -147,7 +148,7 @@ def _endpoint_id(request: Request) -> str:
 
 def _page(request: Request) -> common_pb2.PageRequest:
     query = request.query_params
-    limit = validate.limit_of(query, default=DEFAULT_LIMIT, maximum=MAX_LIMIT)
+    limit = checks.limit_of(query, default=DEFAULT_LIMIT, maximum=MAX_LIMIT)
     return common_pb2.PageRequest(after=query.get("after", ""), limit=limit)
 
 

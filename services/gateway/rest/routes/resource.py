@@ -9,12 +9,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from services.gateway import validate
+from services.gateway import checks
 from services.gateway.auth import Caller
 from services.gateway.callers import caller_address
 from services.gateway.context import Context
-from services.gateway.middleware import add_headers, note_caller, request_id_of
-from services.gateway.pace import Pace
+from services.gateway.rest.middleware import add_headers, note_caller, request_id_of
+from services.gateway.rest.pace import Pace
 from services.kit.wire.errors import InvalidRequestError, TooLargeError, UnsupportedMediaError
 
 MAX_JSON_BYTES: Final = 1024 * 1024
@@ -74,7 +74,7 @@ def with_idempotency_key(request: Request, caller: Caller) -> Caller:
     Raises:
         InvalidRequestError: the header `Idempotency-Key` holds none.
     """
-    key = validate.idempotency_key_of(request.headers.get("idempotency-key", ""))
+    key = checks.idempotency_key_of(request.headers.get("idempotency-key", ""))
     return replace(caller, idempotency_key=key)
 
 

@@ -1,0 +1,1 @@
+"""The REST door: HTTP, multipart, downloads, server-sent events, translation to and from gRPC."""
