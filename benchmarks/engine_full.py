@@ -32,7 +32,7 @@ class Offline:
 
     def __init__(self, folder: str) -> None:
         """Load it; usually 20 s."""
-        # What the executor sets too (services/executor/engines/vllm_api.py), before the import.
+        # What the executor sets too (services/executor/engines/vllm/api.py), before the import.
         for name, value in {
             "VLLM_LOGGING_LEVEL": "ERROR",
             "VLLM_NO_USAGE_STATS": "1",

@@ -9,8 +9,8 @@ from opentelemetry import trace
 from protos.nightshift.v1.dispatch_pb2 import Dispatch
 from protos.nightshift.v1.work_pb2 import AttemptOpened
 from services.executor.engines.base import EngineResponse
-from services.executor.envelope import Line
-from services.executor.results import ResultBuffer
+from services.executor.input_lines import Line
+from services.executor.result_frames import ResultBuffer
 from services.kit.messages.bus import Delivery
 from services.kit.wire.ids import uuid7_hex
 

@@ -8,19 +8,19 @@ from typing import Any, Final
 
 from protos.nightshift.v1 import dispatch_pb2, work_pb2
 from services.executor.attempts import Attempt, Attempts
-from services.executor.deaths import Death
-from services.executor.endings import Endings, Tasks
+from services.executor.chunks.endings import Endings, Tasks
+from services.executor.chunks.keep_alive import BEAT_SECONDS, Keeper
+from services.executor.chunks.opener import Opener
+from services.executor.chunks.puller import ChunkPuller
+from services.executor.chunks.store_reach import Reach
+from services.executor.engine_life import Supervisor
 from services.executor.engines.base import Engine
-from services.executor.keeper import BEAT_SECONDS, Keeper
-from services.executor.opener import Opener
-from services.executor.presence import Presence
-from services.executor.puller import ChunkPuller
-from services.executor.reach import Reach
+from services.executor.lines.engine_death import Death
+from services.executor.lines.reporter import FLUSH_TICK_SECONDS, Reporter
+from services.executor.lines.runner import Runner
+from services.executor.presence.beats import Presence
 from services.executor.registration import Registration
-from services.executor.reporter import FLUSH_TICK_SECONDS, Reporter
-from services.executor.runner import Runner
 from services.executor.store_client import StoreClient
-from services.executor.supervisor import Supervisor
 from services.kit.messages.bus import Bus
 from services.kit.process.clock import Clock
 from services.kit.process.log import get_logger

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from services.executor.engines.base import Engine
 from services.executor.executor import LEAVING_SECONDS, Executor, Identity
-from services.executor.last_resort import end_in_time
+from services.executor.exit_in_time import end_in_time
 from services.executor.settings import ExecutorSettings
 from services.executor.store_client import StoreClient
 from services.kit.calls import rpc
@@ -31,7 +31,7 @@ def make_engine(settings: ExecutorSettings, incarnation: str) -> Engine:
     """
     if settings.engine == "vllm":
         # Imported only here: it takes seconds and needs packages that others do not have.
-        from services.executor.engines.vllm import VllmEngine
+        from services.executor.engines.vllm.engine import VllmEngine
 
         (name, path), *others = settings.model_paths.items()
         return VllmEngine(
@@ -42,8 +42,8 @@ def make_engine(settings: ExecutorSettings, incarnation: str) -> Engine:
             engine_args=settings.engine_arguments,
             default_max_tokens=settings.default_max_tokens,
         )
-    from services.executor.engines.simulated import SimulatedEngine
-    from services.executor.engines.started_log import StartedFile
+    from services.executor.engines.simulated.engine import SimulatedEngine
+    from services.executor.engines.simulated.started_log import StartedFile
 
     if settings.engine_arguments:
         raise SettingsError(

@@ -9,7 +9,7 @@ import openai
 from openai import AsyncOpenAI
 from openai.types import Batch, FileObject
 
-from services.executor.room import room_of
+from services.executor.presence.room import room_of
 from tests.chaos.ledger import Client, Entry, Ledger, Violation
 from tests.chaos.workload import check_line
 from tests.kit.batches import Outcome, ids, jsonl, outcome

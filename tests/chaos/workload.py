@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from services.executor.engines.simulated_bodies import vector
+from services.executor.engines.simulated.bodies import vector
 from tests.kit.batches import (
     CHAT,
     COMPLETIONS,

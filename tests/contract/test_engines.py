@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from services.executor.engines.base import RequestAborted
-from services.executor.engines.simulated import SimulatedEngine
+from services.executor.engines.simulated.engine import SimulatedEngine
 from tests.kit.engine_contract import EngineContract, Subject, all_settled
 
 pytestmark = pytest.mark.contract

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from services.executor.engines.base import EngineRequest, EngineResponse
-from services.executor.engines.vllm import VllmEngine
+from services.executor.engines.vllm.engine import VllmEngine
 from services.kit.wire.endpoints import CHAT_COMPLETIONS, EMBEDDINGS, RERANK, SCORE
 from tests.kit.engine_contract import assert_envelope
 

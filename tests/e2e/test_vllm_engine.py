@@ -17,7 +17,7 @@ from services.executor.engines.base import (
     EngineStartError,
     RequestAborted,
 )
-from services.executor.engines.vllm import VllmEngine
+from services.executor.engines.vllm.engine import VllmEngine
 from services.kit.wire.endpoints import CHAT_COMPLETIONS, COMPLETIONS, EMBEDDINGS, RESPONSES
 from tests.kit.engine_contract import EngineContract, Subject, all_settled, assert_envelope
 from tests.kit.eventually import eventually

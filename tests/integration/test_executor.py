@@ -10,8 +10,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from protos.nightshift.v1 import dispatch_pb2
-from services.executor import opener, reporter
-from services.executor.engines.simulated import SimulatedEngine
+from services.executor.chunks import opener
+from services.executor.engines.simulated.engine import SimulatedEngine
+from services.executor.lines import reporter
 from services.kit.process import telemetry
 from services.kit.wire.frames import FAILED_FLAG, FRAME_BYTES
 from tests.kit.eventually import eventually

@@ -11,7 +11,7 @@ import structlog
 from protos.nightshift.v1 import dispatch_pb2, work_pb2
 from services.executor import executor as executors
 from services.executor.engines.base import Answer, EngineDead, EngineRequest, EngineStartError
-from services.executor.engines.simulated import SimulatedEngine
+from services.executor.engines.simulated.engine import SimulatedEngine
 from services.kit.messages.subjects import event_subject
 from tests.kit.eventually import eventually
 from tests.kit.executor_fleet import POOL, Fleet, fleet, lines

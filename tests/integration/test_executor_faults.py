@@ -9,11 +9,12 @@ import pytest
 from nats.aio.msg import Msg
 
 from protos.nightshift.v1 import dispatch_pb2, work_pb2
-from services.executor import endings, keeper, opener, reporter
 from services.executor import executor as executors
+from services.executor.chunks import endings, keep_alive, opener
 from services.executor.engines.base import Answer, EngineRequest
-from services.executor.engines.simulated import SimulatedEngine
-from services.executor.engines.started_log import StartedFile
+from services.executor.engines.simulated.engine import SimulatedEngine
+from services.executor.engines.simulated.started_log import StartedFile
+from services.executor.lines import reporter
 from services.kit.messages.subjects import event_subject
 from tests.kit.eventually import eventually
 from tests.kit.executor_fleet import POOL, Fleet, fleet, lines
@@ -136,7 +137,7 @@ async def test_what_was_kept_for_too_long_without_a_word_is_not_refused(
 ) -> None:
     """The broker has given it to somebody else by then, who would lose it."""
     monkeypatch.setattr(endings, "ACK_WAIT_SECONDS", 0.5)
-    monkeypatch.setattr(keeper, "IN_PROGRESS_SECONDS", 60.0)
+    monkeypatch.setattr(keep_alive, "IN_PROGRESS_SECONDS", 60.0)
     said: list[bytes] = []
 
     async def note(message: Msg) -> None:

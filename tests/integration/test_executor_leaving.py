@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from services.executor.engines.simulated import SimulatedEngine
+from services.executor.engines.simulated.engine import SimulatedEngine
 from services.executor.executor import LEAVING_SECONDS
 from tests.kit.eventually import eventually
 from tests.kit.executor_fleet import POOL, Fleet, fleet, lines

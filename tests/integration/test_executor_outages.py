@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from services.executor import endings, keeper, puller
+from services.executor.chunks import endings, keep_alive, puller
 from services.kit.messages import bus as buses
 from services.kit.messages import subjects
 from tests.kit.eventually import eventually
@@ -73,9 +73,9 @@ async def test_lines_run_on_while_the_store_is_away_for_longer_than_messages_wai
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their message is left to the broker, and taken again where nobody else took it."""
-    for module in (keeper, endings, puller):
+    for module in (keep_alive, endings, puller):
         monkeypatch.setattr(module, "ACK_WAIT_SECONDS", 3.0)
-    monkeypatch.setattr(keeper, "IN_PROGRESS_SECONDS", 0.5)
+    monkeypatch.setattr(keep_alive, "IN_PROGRESS_SECONDS", 0.5)
     dispatch = fleet.work.add_chunk(
         [chat_line("slow", x_simulate={"delay_ms": 9_000})], pool_id=POOL
     )

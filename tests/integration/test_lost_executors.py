@@ -17,10 +17,10 @@ import psutil
 import pytest
 from openai import AsyncOpenAI
 
-from services.executor.engines.simulated import SimulatedEngine
-from services.executor.engines.started_log import StartedFile
+from services.executor.chunks.keep_alive import BEAT_SECONDS
+from services.executor.engines.simulated.engine import SimulatedEngine
+from services.executor.engines.simulated.started_log import StartedFile
 from services.executor.executor import Executor, Identity
-from services.executor.keeper import BEAT_SECONDS
 from services.executor.store_client import StoreClient
 from services.kit.calls import rpc
 from services.kit.messages import bus as buses

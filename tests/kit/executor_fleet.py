@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from protos.nightshift.v1 import dispatch_pb2
-from services.executor.engines.simulated import SimulatedEngine
+from services.executor.engines.simulated.engine import SimulatedEngine
 from services.executor.executor import Executor, Identity
 from services.executor.store_client import StoreClient
 from services.kit.calls import rpc

@@ -29,7 +29,7 @@ _MODULES: Final = (
     "services.store.main",
     "services.scheduler.main",
     "services.executor.main",
-    "services.executor.engines.simulated",
+    "services.executor.engines.simulated.engine",
     "alembic.command",
     "alembic.config",
     "logging.config",

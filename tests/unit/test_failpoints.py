@@ -58,7 +58,7 @@ def test_names_are_read_off_the_code(where: str, source: str, steps: list[str]) 
         ("kit/x.py", "await self.message.ack_sync()"),
         ("kit/x.py", "await bucket.put(k, v)"),
         ("executor/x.py", "await self._stub.Beat(m)"),
-        ("executor/runner.py", "submitted(engine, requests)"),
+        ("executor/lines/runner.py", "submitted(engine, requests)"),
         ("cli/shared/datadir.py", "path.unlink()"),
         ("store/x.py", "failpoints.after('a.b')"),
         ("store/x.py", "failpoints.around('a.b')\nself._db.write('NotAName', f)"),

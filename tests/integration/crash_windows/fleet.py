@@ -40,7 +40,7 @@ _CONSTANTS: Final[dict[str, dict[str, object]]] = {
     "store": {},
     "scheduler": {"services.scheduler.leader.TTL_SECONDS": 1.5},
     # A message is kept from coming again after so long.
-    "executor": {"services.executor.keeper.IN_PROGRESS_SECONDS": 0.5},
+    "executor": {"services.executor.chunks.keep_alive.IN_PROGRESS_SECONDS": 0.5},
 }
 
 

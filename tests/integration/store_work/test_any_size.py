@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from services.executor.attempts import Attempt, Attempts
 from services.executor.engines.base import Usage
-from services.executor.reporter import Reporter
+from services.executor.lines.reporter import Reporter
 from services.executor.store_client import StoreClient
 from services.kit.messages.bus import Delivery
 from services.kit.process.clock import SystemClock

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.executor.engines.base import EngineRequest
-from services.executor.engines.bounds import (
+from services.executor.engines.bodies.bounds import (
     MOST_ALTERNATIVES,
     MOST_CHOICES,
     MOST_ELEMENTS,
@@ -19,9 +19,9 @@ from services.executor.engines.bounds import (
     BodyRefused,
     sequences_in,
 )
-from services.executor.engines.fields import ALLOWED, REFUSED
-from services.executor.engines.guard import guarded_body
-from services.executor.engines.simulated_answers import answer, fast_chat
+from services.executor.engines.bodies.fields import ALLOWED, REFUSED
+from services.executor.engines.bodies.guard import guarded_body
+from services.executor.engines.simulated.answers import answer, fast_chat
 from services.kit.wire.endpoints import (
     CHAT_COMPLETIONS,
     COMPLETIONS,

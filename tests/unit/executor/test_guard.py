@@ -6,9 +6,9 @@ import orjson
 import pytest
 
 from services.executor.engines.base import EngineRequest
-from services.executor.engines.bounds import BodyRefused
-from services.executor.engines.fields import ALLOWED, REFUSED
-from services.executor.engines.guard import guarded_body
+from services.executor.engines.bodies.bounds import BodyRefused
+from services.executor.engines.bodies.fields import ALLOWED, REFUSED
+from services.executor.engines.bodies.guard import guarded_body
 from services.kit.wire.endpoints import (
     CHAT_COMPLETIONS,
     COMPLETIONS,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from services.executor.engines import reaper
+from services.executor.engines.vllm import reaper
 
 pytestmark = pytest.mark.unit
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from openai.types.responses import Response
 
 from services.executor.engines.base import EngineRequest, EngineResponse, Usage
-from services.executor.engines.simulated_answers import MAX_OUTPUT_BYTES, answer, fast_chat
+from services.executor.engines.simulated.answers import MAX_OUTPUT_BYTES, answer, fast_chat
 from services.kit.wire.endpoints import (
     CHAT_COMPLETIONS,
     COMPLETIONS,

@@ -14,8 +14,8 @@ from services.executor.engines.base import (
     EngineResponse,
     RequestAborted,
 )
-from services.executor.engines.simulated import SimulatedEngine
-from services.executor.engines.started_log import StartedFile
+from services.executor.engines.simulated.engine import SimulatedEngine
+from services.executor.engines.simulated.started_log import StartedFile
 from services.kit.wire.endpoints import CHAT_COMPLETIONS
 from tests.kit.eventually import eventually
 from tests.kit.started_lines import executions, read_started

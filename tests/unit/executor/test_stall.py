@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.executor.stall import LONGEST_STEPS, Stall
+from services.executor.engine_stall import LONGEST_STEPS, Stall
 
 pytestmark = pytest.mark.unit
 

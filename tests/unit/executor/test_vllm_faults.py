@@ -11,10 +11,10 @@ from typing import Any
 import orjson
 import pytest
 
-from services.executor.engines import vllm_api
 from services.executor.engines.base import EngineDead, EngineRequest, EngineResponse
-from services.executor.engines.vllm import VllmEngine
-from services.executor.retry import Again, judge
+from services.executor.engines.vllm import api
+from services.executor.engines.vllm.engine import VllmEngine
+from services.executor.lines.retry import Again, judge
 from services.kit.wire.endpoints import CHAT_COMPLETIONS
 
 pytestmark = pytest.mark.unit
@@ -85,11 +85,11 @@ async def fake(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Fake]:
     engine = VllmEngine(model="/m", served_name="m")
     made = Fake(engine, llm)
 
-    async def serve(*_: object) -> dict[str, vllm_api.Served]:
+    async def serve(*_: object) -> dict[str, api.Served]:
         async def call(_body: object) -> Any:
             return await made.answer()
 
-        return {CHAT_COMPLETIONS: vllm_api.Served(lambda body: body, call)}
+        return {CHAT_COMPLETIONS: api.Served(lambda body: body, call)}
 
     names: dict[str, Any] = {
         "EngineDeadError": EngineDeadError,
@@ -97,10 +97,10 @@ async def fake(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Fake]:
         "create_error_response": lambda error: ErrorResponse(500, str(error)),
         "current_platform": SimpleNamespace(is_cpu=lambda: True),
     }
-    monkeypatch.setattr(vllm_api, "find", names.__getitem__)
-    monkeypatch.setattr(vllm_api, "parse_arguments", lambda *_: None)
-    monkeypatch.setattr(vllm_api, "make_llm", lambda *_: llm)
-    monkeypatch.setattr(vllm_api, "serve", serve)
+    monkeypatch.setattr(api, "find", names.__getitem__)
+    monkeypatch.setattr(api, "parse_arguments", lambda *_: None)
+    monkeypatch.setattr(api, "make_llm", lambda *_: llm)
+    monkeypatch.setattr(api, "serve", serve)
     await engine.start()
     yield made
     await engine.close()

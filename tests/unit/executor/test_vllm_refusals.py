@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from services.executor.engines.vllm_api import failure
+from services.executor.engines.vllm.api import failure
 from tests.kit.engine_contract import assert_envelope
 
 pytestmark = pytest.mark.unit

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.executor.envelope import LineReader, read_line
+from services.executor.input_lines import LineReader, read_line
 from services.kit.wire.frames import LINE_RECORD
 
 pytestmark = pytest.mark.unit

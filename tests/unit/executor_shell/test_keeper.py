@@ -6,9 +6,9 @@ import pytest
 
 from protos.nightshift.v1 import dispatch_pb2, work_pb2
 from services.executor.attempts import Attempts
-from services.executor.endings import Endings, Tasks
-from services.executor.keeper import Keeper
-from services.executor.reach import Reach
+from services.executor.chunks.endings import Endings, Tasks
+from services.executor.chunks.keep_alive import Keeper
+from services.executor.chunks.store_reach import Reach
 from services.executor.store_client import Marks, StoreClient
 from services.kit.messages.bus import ACK_WAIT_SECONDS, Delivery
 from services.kit.process.clock import ManualClock

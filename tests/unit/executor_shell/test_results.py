@@ -7,7 +7,7 @@ import pytest
 
 from services.executor.attempts import Attempt
 from services.executor.engines.base import NO_USAGE, Usage
-from services.executor.results import RESULT_FRAME_BYTES, Frame, ResultBuffer
+from services.executor.result_frames import RESULT_FRAME_BYTES, Frame, ResultBuffer
 from services.executor.store_client import ranges_of, without_first
 from services.kit.wire.frames import FAILED_FLAG, FRAME_BYTES, RESULT_RECORD
 

@@ -3,7 +3,7 @@
 import pytest
 
 from services.executor.engines.base import EngineResponse
-from services.executor.retry import (
+from services.executor.lines.retry import (
     BASE_SECONDS,
     COUNTED_RETRIES,
     LONGEST_SECONDS,

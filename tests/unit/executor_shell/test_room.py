@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.executor.room import (
+from services.executor.presence.room import (
     CHUNK_LINES,
     MAX_INPUT_BYTES,
     MAX_LINES,

@@ -10,12 +10,12 @@ import pytest
 
 from protos.nightshift.v1 import dispatch_pb2
 from services.executor.attempts import Attempt, Attempts
-from services.executor.deaths import Death
 from services.executor.engines.base import Engine, EngineDead, EngineRequest, EngineResponse
-from services.executor.envelope import Line
-from services.executor.reporter import Reporter
-from services.executor.runner import Runner
-from services.executor.seating import Seating
+from services.executor.input_lines import Line
+from services.executor.lines.engine_death import Death
+from services.executor.lines.reporter import Reporter
+from services.executor.lines.runner import Runner
+from services.executor.lines.seating import Seating
 from services.kit.messages.bus import Delivery
 from services.kit.process.clock import ManualClock
 from services.kit.wire.endpoints import CHAT_COMPLETIONS

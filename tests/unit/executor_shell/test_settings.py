@@ -5,9 +5,9 @@ from typing import NoReturn
 
 import pytest
 
-from services.executor.engines import vllm_api
 from services.executor.engines.base import EngineStartError
-from services.executor.engines.simulated import SimulatedEngine
+from services.executor.engines.simulated.engine import SimulatedEngine
+from services.executor.engines.vllm import api
 from services.executor.main import make_engine
 from services.executor.settings import ExecutorSettings
 from services.kit.process.settings import SettingsError
@@ -47,7 +47,7 @@ def test_an_engine_answers_to_all_names_of_its_model(monkeypatch: pytest.MonkeyP
         parsed.append(arguments)
         raise EngineStartError("enough")
 
-    monkeypatch.setattr(vllm_api, "parse_arguments", parse_arguments)
+    monkeypatch.setattr(api, "parse_arguments", parse_arguments)
     engine = make_engine(ExecutorSettings.load(), "0")
     with pytest.raises(EngineStartError, match="enough"):
         asyncio.run(engine.start())

@@ -11,7 +11,7 @@ import msgspec
 import orjson
 
 from services.executor.engines.base import EngineRequest, EngineResponse, refusal
-from services.executor.engines.fields import refused_field
+from services.executor.engines.bodies.fields import refused_field
 from services.kit.wire.endpoints import CHAT_COMPLETIONS, RERANK, RESPONSES, SCORE
 from services.kit.wire.values import MOST_NUMBERS, MOST_VALUES, too_many_values
 

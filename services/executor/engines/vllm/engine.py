@@ -13,7 +13,6 @@ from typing import Any
 
 import psutil
 
-from services.executor.engines import reaper, vllm_api
 from services.executor.engines.base import (
     STALL_LIMIT_SECONDS,
     Answer,
@@ -25,8 +24,9 @@ from services.executor.engines.base import (
     RequestAborted,
     refusal,
 )
-from services.executor.engines.bounds import BodyRefused
-from services.executor.engines.guard import guarded_body
+from services.executor.engines.bodies.bounds import BodyRefused
+from services.executor.engines.bodies.guard import guarded_body
+from services.executor.engines.vllm import api, reaper
 from services.kit.process.log import get_logger
 
 _log = get_logger(__name__)
@@ -66,14 +66,14 @@ class VllmEngine:
         self.endpoints: frozenset[str] = frozenset()
         self.context_length: int | None = None
         ours = [] if default_max_tokens is None else [f"default_max_tokens={default_max_tokens}"]
-        self.revision = vllm_api.revision_of(model, [*engine_args, *ours])
+        self.revision = api.revision_of(model, [*engine_args, *ours])
         self._default_max_tokens = default_max_tokens
         self._model = model
         self._served_names = (served_name, *aliases)
         self._engine_args = list(engine_args)
         self._clock = clock
         self._llm: Any = None
-        self._served: dict[str, vllm_api.Served] = {}
+        self._served: dict[str, api.Served] = {}
         self._calls: dict[str, tuple[asyncio.Future[EngineResponse], asyncio.Task[None]]] = {}
         self._processes: dict[int, psutil.Process] = {}
         self._reaper: subprocess.Popen[bytes] | None = None
@@ -109,7 +109,7 @@ class VllmEngine:
         Raises `EngineStartError`.
         """
         await self.close()
-        vllm_api.set_environment(self._model)
+        api.set_environment(self._model)
         others = {process.pid for process in psutil.Process().children(recursive=True)}
         starting = asyncio.create_task(asyncio.to_thread(self._start_llm))
         try:
@@ -118,7 +118,7 @@ class VllmEngine:
                 await asyncio.wait([starting], timeout=0.5)
                 self._note_processes(others)
             arguments, self._llm = starting.result()
-            self._served = await vllm_api.serve(self._llm, arguments)
+            self._served = await api.serve(self._llm, arguments)
         except BaseException as error:
             await _to_its_end(self._settle(starting, others))
             await self.close()
@@ -126,8 +126,8 @@ class VllmEngine:
                 raise
             raise EngineStartError(f"vLLM did not start: {error}") from error
         self.endpoints = frozenset(self._served)
-        self.seats = vllm_api.seats_of(self._llm)
-        if vllm_api.runs_on_cpu():
+        self.seats = api.seats_of(self._llm)
+        if api.runs_on_cpu():
             self.stall_limit_seconds = _STALL_LIMIT_ON_CPU_SECONDS
         self.context_length = int(self._llm.model_config.max_model_len)
         self._last_step_at = self._clock()
@@ -197,10 +197,10 @@ class VllmEngine:
         except Exception as error:
             # A dead engine comes in several shapes; what it says is never a line's result.
             self.check_health()
-            if isinstance(error, vllm_api.find("EngineDeadError")):
+            if isinstance(error, api.find("EngineDeadError")):
                 raise EngineDead(str(error)) from error
-            return vllm_api.failure(error)
-        response = vllm_api.response_of(answer)
+            return api.failure(error)
+        response = api.response_of(answer)
         if response.status >= 500:
             self.check_health()
         return response
@@ -240,12 +240,12 @@ class VllmEngine:
             start_new_session=True,
         )
         with _stdout_to_stderr():
-            arguments = vllm_api.parse_arguments(self._model, self._served_names, self._engine_args)
-            return arguments, vllm_api.make_llm(arguments, self._on_step)
+            arguments = api.parse_arguments(self._model, self._served_names, self._engine_args)
+            return arguments, api.make_llm(arguments, self._on_step)
 
     async def _shut_down(self, llm: Any) -> None:
         """vLLM's own way, and by force where that takes too long or our caller waits no more."""
-        ending = asyncio.create_task(asyncio.to_thread(vllm_api.shut_down, llm))
+        ending = asyncio.create_task(asyncio.to_thread(api.shut_down, llm))
         ending.add_done_callback(_log_failure)
         try:
             await asyncio.wait([ending], timeout=_SHUT_DOWN_SECONDS)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from services.executor.engines.bounds import BodyRefused
+from services.executor.engines.bodies.bounds import BodyRefused
 from services.kit.wire.endpoints import CHAT_COMPLETIONS, COMPLETIONS, RERANK, RESPONSES, SCORE
 
 MAX_WORDS = 100_000

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from services.executor.retry import Backoff
+from services.executor.lines.retry import Backoff
 from services.executor.store_client import StoreClient
 from services.kit.calls.rpc import CallFault
 from services.kit.process.log import get_logger

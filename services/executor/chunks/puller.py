@@ -5,12 +5,12 @@ from collections.abc import Callable
 from typing import Final
 
 from services.executor.attempts import Attempts
-from services.executor.endings import Endings
-from services.executor.keeper import BEAT_SECONDS
-from services.executor.opener import Opener
-from services.executor.presence import Presence
-from services.executor.reach import Reach
-from services.executor.retry import Backoff
+from services.executor.chunks.endings import Endings
+from services.executor.chunks.keep_alive import BEAT_SECONDS
+from services.executor.chunks.opener import Opener
+from services.executor.chunks.store_reach import Reach
+from services.executor.lines.retry import Backoff
+from services.executor.presence.beats import Presence
 from services.kit.messages.bus import ACK_WAIT_SECONDS, Bus, BusFault, Delivery, Puller
 from services.kit.process.clock import Clock
 from services.kit.process.log import get_logger

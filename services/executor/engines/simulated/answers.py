@@ -19,15 +19,15 @@ from services.executor.engines.base import (
     answered,
     error_body,
 )
-from services.executor.engines.bounds import MOST_ELEMENTS, BodyRefused, bounded_body
-from services.executor.engines.guard import guarded_body
-from services.executor.engines.simulated_bodies import (
+from services.executor.engines.bodies.bounds import MOST_ELEMENTS, BodyRefused, bounded_body
+from services.executor.engines.bodies.guard import guarded_body
+from services.executor.engines.simulated.bodies import (
     rerank_body,
     response_body,
     score_body,
     vector,
 )
-from services.executor.engines.simulated_texts import (
+from services.executor.engines.simulated.texts import (
     MAX_WORDS,
     is_number,
     is_whole,

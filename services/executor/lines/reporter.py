@@ -10,8 +10,8 @@ import prometheus_client
 from protos.nightshift.v1 import work_pb2
 from services.executor.attempts import Attempt, Attempts
 from services.executor.engines.base import NO_USAGE, Usage
-from services.executor.results import RESULT_FRAME_BYTES, Frame, error_instead
-from services.executor.retry import Backoff
+from services.executor.lines.retry import Backoff
+from services.executor.result_frames import RESULT_FRAME_BYTES, Frame, error_instead
 from services.executor.store_client import StoreClient
 from services.kit.calls.rpc import CallFault, StreamEnd
 from services.kit.process import failpoints

@@ -9,9 +9,9 @@ import prometheus_client
 
 from protos.nightshift.v1 import dispatch_pb2
 from services.executor.attempts import Attempts
-from services.executor.endings import Tasks
-from services.executor.room import Room, expected_chunk_lines, room_of
-from services.executor.runner import Runner
+from services.executor.chunks.endings import Tasks
+from services.executor.lines.runner import Runner
+from services.executor.presence.room import Room, expected_chunk_lines, room_of
 from services.kit.messages.bus import Bus, BusFault
 from services.kit.process.clock import Clock
 from services.kit.process.log import get_logger

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from protos.nightshift.v1 import work_pb2
 from services.executor.attempts import Attempt, Attempts
-from services.executor.deaths import Death
-from services.executor.reporter import Reporter
-from services.executor.runner import Runner
+from services.executor.lines.engine_death import Death
+from services.executor.lines.reporter import Reporter
+from services.executor.lines.runner import Runner
 from services.executor.store_client import Marks, StoreClient, ranges_of
 from services.kit.calls.rpc import CallFault
 from services.kit.messages.bus import ACK_WAIT_SECONDS, BusFault

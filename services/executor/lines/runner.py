@@ -10,9 +10,7 @@ from typing import Final
 
 import prometheus_client
 
-from services.executor.answers import UNREADABLE, failure, has_result, submitted
 from services.executor.attempts import Attempt, Attempts, Running
-from services.executor.deaths import Casualties, Death
 from services.executor.engines.base import (
     NO_USAGE,
     Engine,
@@ -21,14 +19,16 @@ from services.executor.engines.base import (
     EngineResponse,
     Usage,
 )
-from services.executor.engines.bounds import sequences_in
-from services.executor.envelope import Line
-from services.executor.lineup import Lineup
-from services.executor.reporter import Reporter
-from services.executor.retry import Again, judge
-from services.executor.room import Speed
-from services.executor.seating import Seating
-from services.executor.standstill import Standstill
+from services.executor.engines.bodies.bounds import sequences_in
+from services.executor.input_lines import Line
+from services.executor.lines.engine_death import Casualties, Death
+from services.executor.lines.lineup import Lineup
+from services.executor.lines.reporter import Reporter
+from services.executor.lines.retry import Again, judge
+from services.executor.lines.seating import Seating
+from services.executor.lines.stand_in_answers import UNREADABLE, failure, has_result, submitted
+from services.executor.lines.standstill import Standstill
+from services.executor.presence.room import Speed
 from services.kit.process import failpoints
 from services.kit.process.clock import Clock
 from services.kit.process.log import get_logger

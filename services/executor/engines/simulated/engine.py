@@ -20,15 +20,10 @@ from services.executor.engines.base import (
     EngineResponse,
     RequestAborted,
 )
-from services.executor.engines.bounds import BodyRefused
-from services.executor.engines.simulated_answers import (
-    Faults,
-    answer,
-    fast_chat,
-    read_body,
-)
-from services.executor.engines.simulated_texts import MAX_WORDS
-from services.executor.engines.started_log import StartedFile
+from services.executor.engines.bodies.bounds import BodyRefused
+from services.executor.engines.simulated.answers import Faults, answer, fast_chat, read_body
+from services.executor.engines.simulated.started_log import StartedFile
+from services.executor.engines.simulated.texts import MAX_WORDS
 from services.kit.wire.endpoints import ENDPOINTS
 
 DEFAULT_SEATS = 64

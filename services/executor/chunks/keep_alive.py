@@ -11,8 +11,8 @@ from typing import Final
 
 from protos.nightshift.v1 import work_pb2
 from services.executor.attempts import Attempt, Attempts
-from services.executor.endings import Endings
-from services.executor.reach import Reach
+from services.executor.chunks.endings import Endings
+from services.executor.chunks.store_reach import Reach
 from services.executor.store_client import StoreClient, ranges_of
 from services.kit.calls.rpc import CallFault
 from services.kit.messages.bus import ACK_WAIT_SECONDS, IN_PROGRESS_SECONDS, BusFault

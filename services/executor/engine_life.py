@@ -7,17 +7,17 @@ from typing import Final
 import prometheus_client
 
 from protos.nightshift.v1 import dispatch_pb2
-from services.executor.deaths import Death
-from services.executor.endings import Endings
+from services.executor.chunks.endings import Endings
+from services.executor.engine_stall import Stall
 from services.executor.engines.base import (
     Engine,
     EngineDead,
     EngineStartError,
 )
-from services.executor.presence import Presence
-from services.executor.retry import Backoff
-from services.executor.runner import Runner
-from services.executor.stall import Stall
+from services.executor.lines.engine_death import Death
+from services.executor.lines.retry import Backoff
+from services.executor.lines.runner import Runner
+from services.executor.presence.beats import Presence
 from services.kit.process.clock import Clock
 from services.kit.process.log import get_logger
 

@@ -8,11 +8,11 @@ from opentelemetry import trace
 
 from protos.nightshift.v1 import work_pb2
 from services.executor.attempts import Attempt, Attempts
-from services.executor.endings import Endings, Tasks
-from services.executor.envelope import LineReader
-from services.executor.reach import Reach
-from services.executor.retry import Backoff
-from services.executor.runner import Runner
+from services.executor.chunks.endings import Endings, Tasks
+from services.executor.chunks.store_reach import Reach
+from services.executor.input_lines import LineReader
+from services.executor.lines.retry import Backoff
+from services.executor.lines.runner import Runner
 from services.executor.store_client import Range, StoreClient, without_first
 from services.kit.calls.rpc import CallFault
 from services.kit.messages.bus import ACK_WAIT_SECONDS

@@ -10,8 +10,8 @@ from types import NoneType
 from typing import Any
 
 from services.executor.engines.base import EngineRequest
-from services.executor.engines.bounds import BodyRefused, bounded_body
-from services.executor.engines.fields import ALLOWED
+from services.executor.engines.bodies.bounds import BodyRefused, bounded_body
+from services.executor.engines.bodies.fields import ALLOWED
 from services.kit.wire.endpoints import CHAT_COMPLETIONS, COMPLETIONS, RERANK, RESPONSES, SCORE
 
 _TEMPLATE_ARGUMENTS = frozenset(

@@ -5,7 +5,7 @@ from collections import deque
 from typing import Final
 
 from services.executor.attempts import Running
-from services.executor.envelope import Line
+from services.executor.input_lines import Line
 
 SLICE_LINES: Final = 64
 """Lines given to an engine before others may use the loop."""

@@ -1,0 +1,1 @@
+"""A chunk from the bus until it is done."""

@@ -1,0 +1,1 @@
+"""What a request body may hold, for every engine: fields, bounds."""

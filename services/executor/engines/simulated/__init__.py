@@ -1,0 +1,1 @@
+"""An engine with made-up answers, for tests and for trying a client."""

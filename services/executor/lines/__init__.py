@@ -1,0 +1,1 @@
+"""A line through the engine, and its result to the store."""

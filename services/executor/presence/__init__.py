@@ -1,0 +1,1 @@
+"""What the scheduler hears of this executor."""
