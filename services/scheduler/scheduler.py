@@ -11,10 +11,10 @@ from services.kit.process.tasks import end
 from services.scheduler.dispatcher import Dispatcher
 from services.scheduler.domain.policies.base import Policy
 from services.scheduler.leader import RENEW_SECONDS, Leader
+from services.scheduler.pool_reports import PoolReporter
 from services.scheduler.queues import Queues
-from services.scheduler.reconcile import Reconciler
+from services.scheduler.reconciler import Reconciler
 from services.scheduler.registry import Registry
-from services.scheduler.reports import PoolReporter
 from services.scheduler.work_client import WorkClient
 
 RECONCILE_SECONDS: Final = 1.0

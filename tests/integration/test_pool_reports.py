@@ -5,7 +5,7 @@ import time
 import pytest
 
 from protos.nightshift.v1 import dispatch_pb2, work_pb2
-from services.scheduler import reports
+from services.scheduler import pool_reports
 from tests.kit.eventually import eventually
 from tests.kit.scheduler_world import OTHER, POOL, World, world
 from tests.kit.scripted_puller import ScriptedPuller
@@ -64,6 +64,6 @@ async def test_why_an_engine_does_not_start_is_told_until_it_does(world: World) 
 async def test_the_same_is_said_again_so_that_it_is_believed(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reports, "REPEAT_SECONDS", 0.5)
+    monkeypatch.setattr(pool_reports, "REPEAT_SECONDS", 0.5)
     await world.scheduler("a")
     await eventually(lambda: len(said(world)) >= 3)

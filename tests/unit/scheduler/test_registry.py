@@ -8,7 +8,7 @@ from protos.nightshift.v1 import dispatch_pb2
 from services.kit.process.clock import ManualClock
 from services.kit.wire.ids import PoolId
 from services.scheduler.leader import Leader
-from services.scheduler.reconcile import Reconciler
+from services.scheduler.reconciler import Reconciler
 from services.scheduler.registry import SILENT_SECONDS, Registry
 
 pytestmark = pytest.mark.unit

@@ -4,9 +4,9 @@ from services.kit.messages.bus import Bus, BusFault
 from services.kit.process.log import get_logger
 from services.kit.wire.errors import NightshiftError, StaleTermError
 from services.scheduler.leader import Leader
+from services.scheduler.pool_reports import PoolReporter
 from services.scheduler.queues import Queues
 from services.scheduler.registry import Registry
-from services.scheduler.reports import PoolReporter
 from services.scheduler.work_client import WorkClient
 
 _log = get_logger(__name__)
