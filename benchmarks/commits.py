@@ -11,9 +11,9 @@ import sqlalchemy as sa
 
 from benchmarks.report import Row
 from benchmarks.workshop import Workshop
-from services.store import migrate
-from services.store.database import Database
-from services.store.models import outbox
+from services.store.db import migrate
+from services.store.db.database import Database
+from services.store.tables.core import outbox
 from tests.kit.postgres import Postgres
 
 NAME: Final = "commits"

@@ -17,8 +17,8 @@ from benchmarks.report import Row, at_most, percentile
 from benchmarks.system import Api, Refused, fresh_folder, running_on, simulated_lines
 from benchmarks.workshop import Workshop
 from services.kit.wire.ids import uuid7_hex
-from services.store.models import batches, counters
 from services.store.settings import StoreSettings
+from services.store.tables.core import batches, counters
 
 NAME: Final = "listing"
 

@@ -37,7 +37,6 @@ NO_WRITE_PATH = (
     # Read only.
     "store/checkup",
     "store/domain",
-    "store/doctor.py",
     "gateway",
     # Made by a person's command, before anything runs.
     "executor/small_model.py",
@@ -49,14 +48,16 @@ NO_WRITE_PATH = (
 
 SEAMS = (
     "kit/process/failpoints.py",
-    "store/database.py",
-    "store/sql",
+    "store/db/database.py",
+    "store/db/writer.py",
+    "store/db/postgres.py",
+    "store/db/sqlite.py",
     "store/blobs",
     "store/migrations",
 )
 """What takes the step's name as an argument, or is what a named step consists of."""
 
-WHOLE = ("store/migrate.py", "store/backup")
+WHOLE = ("store/db/migrate.py", "store/backup", "store/snapshot")
 """Modules whose transactions are parts of one step with a name: nobody uses what they make before
 it is finished."""
 
@@ -83,7 +84,7 @@ BROKER = frozenset(
 BROKER_OBJECTS = re.compile(r"(^|\.|_)(jetstream|client|message|bucket)$")
 FILES = frozenset({"hardlink_to", "rename", "replace", "symlink_to", "unlink", "write_text"})
 """Calls that make or end a file, in `FILE_MODULES`."""
-FILE_MODULES = ("store/secret.py", "cli/shared/datadir.py")
+FILE_MODULES = ("kit/secret_file.py", "cli/shared/datadir.py")
 READ_CALLS = frozenset({"GetWindow", "ReadLines", "AppendResults"})
 """Calls of the store that change nothing, and the stream whose frames are steps themselves."""
 

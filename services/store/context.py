@@ -10,12 +10,12 @@ import sqlalchemy as sa
 from services.kit.process.clock import Clock
 from services.kit.wire.ids import IdGenerator, ProjectId
 from services.store.blobs.base import Blobs
-from services.store.database import Database
-from services.store.disk import Disk
-from services.store.leases import Leases
-from services.store.long_lines import LongLines
-from services.store.models import counters
+from services.store.blobs.disk_space import Disk
+from services.store.db.database import Database
+from services.store.db.leases import Leases
+from services.store.files.long_lines import LongLines
 from services.store.settings import StoreSettings
+from services.store.tables.core import counters
 
 LoopName = Literal[
     "outbox",

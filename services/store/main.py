@@ -25,6 +25,7 @@ from protos.nightshift.v1 import (
     webhooks_pb2_grpc,
     work_pb2_grpc,
 )
+from services.kit import fsync
 from services.kit.calls import rpc
 from services.kit.calls.interceptors import (
     ErrorsInterceptor,
@@ -38,34 +39,35 @@ from services.kit.process.clock import Clock, SystemClock
 from services.kit.process.log import get_logger
 from services.kit.process.loop import Loop
 from services.kit.process.readiness import Readiness
+from services.kit.secret_file import ensure_secret
 from services.kit.wire import ids
-from services.store import folders, memory, starting
-from services.store.alone import only_store, only_user
-from services.store.batches_servicer import BatchesServicer
-from services.store.blobs.place import disk_of, open_blobs
-from services.store.bus_link import keep_bus
+from services.store import memory
+from services.store.admin.models_servicer import AdminServicer, ModelsServicer
+from services.store.batches.batches_servicer import BatchesServicer
+from services.store.batches.validator import Validator
+from services.store.blobs.where_kept import disk_of, open_blobs
+from services.store.bus.bus_link import keep_bus
+from services.store.bus.outbox import Outbox
+from services.store.cleaning.sweeper import Sweeper
 from services.store.context import Context, LoopName
-from services.store.database import Database
-from services.store.deliveries import Deliveries
+from services.store.db import startup
+from services.store.db.database import Database
+from services.store.db.only_store import only_store, only_user
 from services.store.domain.receivers import Receivers
-from services.store.ender import Ender
-from services.store.event_hub import EventHub
-from services.store.events_servicer import EventsServicer
-from services.store.files_servicer import FilesServicer
-from services.store.finalizer import Finalizer
-from services.store.index_maker import IndexMaker
-from services.store.input_reader import InputReader
-from services.store.models_servicer import AdminServicer, ModelsServicer
-from services.store.outbox import Outbox
-from services.store.poison import PoisonLines
-from services.store.secret import ensure_secret
+from services.store.ending.ender import Ender
+from services.store.ending.finalizer import Finalizer
+from services.store.events.event_hub import EventHub
+from services.store.events.events_servicer import EventsServicer
+from services.store.files.files_servicer import FilesServicer
+from services.store.files.uploads_servicer import UploadsServicer
+from services.store.inputs.index_maker import IndexMaker
+from services.store.inputs.input_reader import InputReader
 from services.store.settings import StoreSettings
-from services.store.sweeper import Sweeper
-from services.store.uploads_servicer import UploadsServicer
-from services.store.validator import Validator
-from services.store.webhook_sender import Sender
-from services.store.webhooks_servicer import WebhooksServicer
-from services.store.work_servicer import WorkServicer
+from services.store.webhooks.delivery_loop import Deliveries
+from services.store.webhooks.sender import Sender
+from services.store.webhooks.webhooks_servicer import WebhooksServicer
+from services.store.work.poison import PoisonLines
+from services.store.work.work_servicer import WorkServicer
 
 _log = get_logger(__name__)
 
@@ -90,12 +92,12 @@ async def _serve(stopping: asyncio.Event) -> None:
     settings = StoreSettings.load()
     clock = SystemClock()
     async with contextlib.AsyncExitStack() as stack:
-        with starting.using(settings.data_dir, "NIGHTSHIFT_STORE_DATA_DIR"):
-            folders.make(settings.data_dir)
+        with startup.using(settings.data_dir, "NIGHTSHIFT_STORE_DATA_DIR"):
+            fsync.make(settings.data_dir)
         secret = _secret(settings)
         login = login_of(settings, "store")
         db = _database(stack, settings, clock)
-        if not await starting.prepare(db, stopping):
+        if not await startup.prepare(db, stopping):
             return
         loops: dict[LoopName, Loop] = {}
         context = _context(stack, settings, db, clock, loops)
@@ -127,7 +129,7 @@ async def _serve(stopping: asyncio.Event) -> None:
 def _secret(settings: StoreSettings) -> str:
     """Return the fleet's secret, which is made where it is missing."""
     file = settings.secret_file or settings.data_dir / "secret"
-    with starting.using(file, "NIGHTSHIFT_SECRET_FILE"):
+    with startup.using(file, "NIGHTSHIFT_SECRET_FILE"):
         ensure_secret(file)
     return service.read_secret(file)
 
@@ -137,9 +139,9 @@ def _database(stack: contextlib.AsyncExitStack, settings: StoreSettings, clock: 
     db = Database(settings.sqlalchemy_url, durable=settings.durability == "full", clock=clock)
     stack.callback(db.close)
     if db.file is not None:
-        with starting.using(settings.data_dir, "NIGHTSHIFT_STORE_DATA_DIR"):
+        with startup.using(settings.data_dir, "NIGHTSHIFT_STORE_DATA_DIR"):
             stack.enter_context(only_store(settings.data_dir))
-        with starting.using(db.file, "NIGHTSHIFT_STORE_DATABASE_URL"):
+        with startup.using(db.file, "NIGHTSHIFT_STORE_DATABASE_URL"):
             stack.enter_context(only_user(db.file, settings.data_dir))
     return db
 
@@ -152,7 +154,7 @@ def _context(
     loops: Mapping[LoopName, Loop],
 ) -> Context:
     """Open the blobs and put together what every part is given; `loops` are there when it wakes."""
-    with starting.using(settings.data_dir / "blobs", "NIGHTSHIFT_STORE_BLOBS_URL"):
+    with startup.using(settings.data_dir / "blobs", "NIGHTSHIFT_STORE_BLOBS_URL"):
         blobs = open_blobs(settings)
     stack.push_async_callback(blobs.close)
     running = asyncio.get_running_loop()

@@ -8,7 +8,7 @@ from pydantic_settings import SettingsConfigDict
 
 from services.kit.process.service import read_secret
 from services.kit.process.settings import BusSettings, Listen, MaybeListen, MaybePath
-from services.store.sql import parse_url
+from services.store.db.urls import parse_url
 
 MIB = 1024 * 1024
 

@@ -8,7 +8,7 @@ import httpx
 import openai
 import pytest
 
-from services.store.alone import UNFINISHED
+from services.store.db.only_store import UNFINISHED
 from tests.kit import backups
 from tests.kit.data_at_rest import check
 from tests.kit.started_lines import read_started, started_to

@@ -13,10 +13,10 @@ import sqlalchemy as sa
 
 from services.store.backup import restore
 from services.store.backup import take as backup
-from services.store.backup.place import Facts
-from services.store.database import Database
-from services.store.models import metadata
+from services.store.backup.target import Facts
+from services.store.db.database import Database
 from services.store.settings import StoreSettings
+from services.store.tables.core import metadata
 
 SECONDS: Final = 120.0
 

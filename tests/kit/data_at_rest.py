@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from services.store import doctor
+from services.store.checkup import doctor
 from services.store.settings import StoreSettings
 from tests.integration.store_work.harness import Store, running
 from tests.kit import uploads
@@ -39,7 +39,7 @@ class Found:
 
 
 def check(data: Path, *, deep: bool = False) -> Found:
-    """Check a directory in this process, as `python -m services.store.doctor` does."""
+    """Check a directory in this process, as `python -m services.store.checkup.doctor` does."""
     said: list[dict[str, Any]] = []
     count = doctor.check(StoreSettings(data_dir=data), said.append, deep=deep)
     found = Found()

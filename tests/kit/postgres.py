@@ -15,8 +15,7 @@ from typing import Any, Final
 import psycopg
 import pytest
 
-from services.store import key_tables, ledger_tables, uploads_tables, webhook_tables  # noqa: F401 - for their tables
-from services.store.models import metadata
+from services.store.tables.core import metadata
 from tests.kit.ports import free_port
 
 START_SECONDS: Final = 30.0

@@ -206,7 +206,7 @@ def _check(settings: Mapping[str, str], deep: bool, shown: _Json | _Text) -> int
         why = said.get("why", why)
         shown.take(said)
 
-    arguments = ["services.store.doctor", *(["--deep"] if deep else [])]
+    arguments = ["services.store.checkup.doctor", *(["--deep"] if deep else [])]
     status = store_job.run(arguments, settings, take)
     if status == INTERRUPTED:
         return status

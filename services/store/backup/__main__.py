@@ -19,14 +19,14 @@ import sqlalchemy as sa
 from services.kit.process import log
 from services.kit.process.settings import SettingsError
 from services.kit.wire.errors import NightshiftError
-from services.store.backup import scratch
-from services.store.backup.copying import CopyError
-from services.store.backup.place import BackupError
+from services.store.backup.copy_blobs import CopyError
 from services.store.backup.restore import restore
 from services.store.backup.take import take
+from services.store.backup.target import BackupError
 from services.store.checkup.database_check import SchemaError
-from services.store.doctor import CannotCheckError
+from services.store.checkup.doctor import CannotCheckError
 from services.store.settings import StoreSettings
+from services.store.snapshot import scratch
 
 _TOLD: Final = (
     BackupError,

@@ -13,19 +13,21 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
+from services.kit import fsync
 from services.kit.process import failpoints
-from services.store import doctor, folders, migrate
-from services.store.alone import UNFINISHED, only_store
-from services.store.backup import scratch, snapshot, tables
-from services.store.backup.copying import Copier
-from services.store.backup.place import BackupError, Facts, Place, sync_tree
-from services.store.backup.settle import settle
+from services.store.backup.after_restore import settle
+from services.store.backup.copy_blobs import Copier
 from services.store.backup.take import Write, live_names
-from services.store.blobs.place import folder_of, open_blobs
+from services.store.backup.target import BackupError, Facts, Place, sync_tree
 from services.store.blobs.reader import FolderReader, blob_reader
-from services.store.database import Database
-from services.store.models import blobs
+from services.store.blobs.where_kept import folder_of, open_blobs
+from services.store.checkup import doctor
+from services.store.db import migrate
+from services.store.db.database import Database
+from services.store.db.only_store import UNFINISHED, only_store
 from services.store.settings import StoreSettings
+from services.store.snapshot import copy_rows, scratch, take_snapshot
+from services.store.tables.core import blobs
 
 
 async def restore(
@@ -52,15 +54,15 @@ async def restore(
         failpoints.after("restore.begin")
         if not with_faults:
             await asyncio.to_thread(_check, place, work, facts)
-        with snapshot.opened(work) as connection:
+        with take_snapshot.opened(work) as connection:
             await _copy_blobs(settings, place, connection, facts, write)
         failpoints.before("restore.finish")
         if file is None:
             await asyncio.to_thread(_commit_rows, settings, work, write)
         else:
-            folders.sync(work)
+            fsync.sync(work)
             work.rename(file)
-            folders.sync(file.parent)
+            fsync.sync(file.parent)
         failpoints.after("restore.finish")
     return facts
 
@@ -68,17 +70,17 @@ async def restore(
 @contextlib.contextmanager
 def _target(settings: StoreSettings) -> Iterator[tuple[Path, Path | None]]:
     """Yield where to work on the rows, and the file to rename that to, where it is SQLite's."""
-    file = snapshot.sqlite_file(settings.sqlalchemy_url)
+    file = take_snapshot.sqlite_file(settings.sqlalchemy_url)
     if file is None:
         with scratch.folder() as folder:
             with contextlib.closing(Database(settings.sqlalchemy_url)) as db:
                 db.check()
                 migrate.upgrade(db.writer_engine, int(time.time()))
-                if not db.run(tables.is_fresh):
+                if not db.run(copy_rows.is_fresh):
                     raise _not_empty("the database holds rows")
             yield folder / UNFINISHED, None
         return
-    folders.make(settings.data_dir.absolute().parent)
+    fsync.make(settings.data_dir.absolute().parent)
     settings.data_dir.mkdir(mode=0o700, exist_ok=True)
     with only_store(settings.data_dir, restoring=True):
         if file.exists():
@@ -100,7 +102,7 @@ def _prepare(place: Place, work: Path) -> None:
         work.with_name(f"{work.name}{ending}").unlink(missing_ok=True)
     work.touch(mode=0o600)
     shutil.copyfile(place.database, work)
-    with snapshot.opened(work, migrated=True) as connection:
+    with take_snapshot.opened(work, migrated=True) as connection:
         settle(connection, int(time.time() * 1000))
 
 
@@ -173,10 +175,10 @@ def _commit_rows(settings: StoreSettings, work: Path, write: Write) -> None:
     """Insert all rows in one transaction."""
 
     def insert(target: sa.Connection) -> None:
-        if not tables.is_fresh(target):
+        if not copy_rows.is_fresh(target):
             raise _not_empty("the database holds rows")
-        with snapshot.opened(work) as source:
-            tables.copy_all(
+        with take_snapshot.opened(work) as source:
+            copy_rows.copy_all(
                 source,
                 target,
                 lambda done: write({"event": "progress", "what": "rows", "done": done}),

@@ -11,12 +11,12 @@ import sqlalchemy as sa
 from services.kit.wire.frames import RESULT_RECORD
 from services.store.blobs.base import BlobMissingError, BlobUnreadableError
 from services.store.blobs.reader import FolderReader, is_name
-from services.store.domain.line_index import IndexFormatError
-from services.store.domain.part_index import PartIndex
-from services.store.domain.result_check import end_of
+from services.store.domain.checks.result_check import end_of
+from services.store.domain.index.line_index import IndexFormatError
+from services.store.domain.index.part_index import PartIndex
 from services.store.domain.state import TERMINAL
-from services.store.models import batches, files, segments
-from services.store.uploads_tables import upload_parts
+from services.store.tables.core import batches, files, segments
+from services.store.tables.uploads import upload_parts
 
 _ROWS: Final = 500
 _ENDED: Final = [status.value for status in TERMINAL]

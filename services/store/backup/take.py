@@ -11,19 +11,20 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from services.kit.process import failpoints
-from services.store import migrate
-from services.store.backup import sizes, snapshot, tables
-from services.store.backup.copying import Copied, Copier, CopyError
-from services.store.backup.hold import Hold
-from services.store.backup.place import FORMAT, BackupError, Facts, Place, sha256
-from services.store.backup.settle import settle
+from services.store.backup import sizes
+from services.store.backup.after_restore import settle
+from services.store.backup.copy_blobs import Copied, Copier, CopyError
+from services.store.backup.target import FORMAT, BackupError, Facts, Place, sha256
 from services.store.blobs.local import LocalBlobs
-from services.store.blobs.place import folder_of
 from services.store.blobs.reader import UNFINISHED, FolderReader, blob_reader
+from services.store.blobs.where_kept import folder_of
 from services.store.checkup.database_check import check_known
-from services.store.database import Database
-from services.store.models import blobs
+from services.store.db import migrate
+from services.store.db.database import Database
 from services.store.settings import StoreSettings
+from services.store.snapshot import copy_rows, take_snapshot
+from services.store.snapshot.hold import Hold
+from services.store.tables.core import blobs
 
 Write = Callable[[dict[str, object]], None]
 
@@ -45,7 +46,7 @@ async def take(settings: StoreSettings, to: Path, reuse: Path | None, write: Wri
         CopyError: the directory of blobs is not there.
         OSError: it cannot be written.
     """
-    file = snapshot.sqlite_file(settings.sqlalchemy_url)
+    file = take_snapshot.sqlite_file(settings.sqlalchemy_url)
     if file is not None and not file.is_file():
         raise BackupError(f"there is no {file}: name the directory of `nightshift up` with --data")
     _refuse_within(settings.data_dir, to)
@@ -59,7 +60,7 @@ async def take(settings: StoreSettings, to: Path, reuse: Path | None, write: Wri
         async with Hold(db):
             taken_at = int(time.time())
             failpoints.before("backup.rows")
-            await snapshot.take(
+            await take_snapshot.take(
                 db,
                 settings.sqlalchemy_url,
                 place.database,
@@ -98,15 +99,15 @@ def _refuse_within(data_dir: Path, to: Path) -> None:
 
 
 def _settle(database: Path) -> int:
-    with snapshot.opened(database) as connection:
+    with take_snapshot.opened(database) as connection:
         settle(connection, int(time.time() * 1000))
-        return tables.count(connection)
+        return copy_rows.count(connection)
 
 
 async def _copy_blobs(
     settings: StoreSettings, place: Place, older: Place | None, write: Write
 ) -> Copied:
-    with snapshot.opened(place.database) as connection:
+    with take_snapshot.opened(place.database) as connection:
         of = connection.scalar(sa.select(sa.func.count()).select_from(blobs))
         copier = Copier(
             "backup.blob",
@@ -129,7 +130,7 @@ async def _copy_blobs(
 
 
 def _damaged(place: Place) -> list[str]:
-    with snapshot.opened(place.database) as connection:
+    with take_snapshot.opened(place.database) as connection:
         return sizes.damaged(connection, FolderReader(place.blobs))
 
 

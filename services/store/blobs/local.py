@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Final, ParamSpec
 
+from services.kit import fsync
 from services.kit.process.log import get_logger
 from services.kit.wire.errors import UnavailableError
 from services.kit.wire.ids import uuid7_hex
-from services.store import folders
 from services.store.blobs.base import BlobMissingError, Blobs, BlobUnreadableError, Content
 
 _log = get_logger(__name__)
@@ -87,7 +87,7 @@ class LocalBlobs(Blobs):
 
     def _sync_directory(self, directory: Path) -> None:
         if self._durable:
-            folders.sync(directory)
+            fsync.sync(directory)
 
     async def read(self, name: str, offset: int, length: int) -> bytes:
         """See `Blobs.read`."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from services.store.blobs.local import read_file
-from services.store.blobs.place import bucket_of, folder_of
+from services.store.blobs.where_kept import bucket_of, folder_of
 from services.store.settings import StoreSettings
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}/[a-z]{1,32}/[0-9a-f]{32}")
@@ -98,6 +98,6 @@ def blob_reader(settings: StoreSettings) -> BlobReader:
     if folder is not None:
         return FolderReader(folder)
     # Imported where it is used: a check of a directory needs none of it.
-    from services.store.blobs.s3_reader import S3Reader
+    from services.store.blobs.s3.reader import S3Reader
 
     return S3Reader(*bucket_of(settings))

@@ -16,23 +16,23 @@ from services.store.blobs.base import BlobMissingError, BlobUnreadableError
 from services.store.blobs.reader import is_name
 from services.store.checkup.blobs_check import Blobs, Claim, states, unreadable
 from services.store.checkup.report import Kind
-from services.store.checkup.view import View
-from services.store.domain import statement
-from services.store.domain.batch_check import BatchFacts, row_faults
-from services.store.domain.chunk_check import (
+from services.store.checkup.rows_read import View
+from services.store.domain.checks import statement
+from services.store.domain.checks.batch_check import BatchFacts, row_faults
+from services.store.domain.checks.chunk_check import (
     AttemptFacts,
     ChunkFacts,
     attempt_faults,
     chunk_faults,
 )
-from services.store.domain.cut_check import Cut, ModelFacts
+from services.store.domain.checks.cut_check import Cut, ModelFacts
+from services.store.domain.checks.fault import Fault, spoken
+from services.store.domain.checks.result_check import Results, SegmentFacts, end_of
+from services.store.domain.checks.statement import Sql
 from services.store.domain.end_check import is_whole_line
-from services.store.domain.fault import Fault, spoken
-from services.store.domain.line_index import IndexFormatError, LineIndex
-from services.store.domain.result_check import Results, SegmentFacts, end_of
+from services.store.domain.index.line_index import IndexFormatError, LineIndex
 from services.store.domain.state import TERMINAL
-from services.store.domain.statement import Sql
-from services.store.models import (
+from services.store.tables.core import (
     attempts,
     batch_models,
     batches,

@@ -13,11 +13,11 @@ import xxhash
 from services.store.blobs.base import BlobUnreadableError
 from services.store.blobs.reader import is_name
 from services.store.checkup.report import Kind
-from services.store.checkup.view import View
-from services.store.domain import statement
-from services.store.domain.fault import Fault
-from services.store.models import blobs
-from services.store.sweeper import ABANDONED_SECONDS
+from services.store.checkup.rows_read import View
+from services.store.cleaning.sweeper import ABANDONED_SECONDS
+from services.store.domain.checks import statement
+from services.store.domain.checks.fault import Fault
+from services.store.tables.core import blobs
 
 PAGE: Final = 500
 _MOST_UNKNOWN: Final = 100_000

@@ -4,18 +4,12 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from services.store import (  # noqa: F401 - most are imported for their tables
-    key_tables,
-    ledger_tables,
-    migrate,
-    uploads_tables,
-    webhook_tables,
-)
 from services.store.checkup.report import Kind
-from services.store.checkup.view import View
-from services.store.domain import statement
-from services.store.domain.fault import Fault
-from services.store.models import counters, metadata
+from services.store.checkup.rows_read import View
+from services.store.db import migrate
+from services.store.domain.checks import statement
+from services.store.domain.checks.fault import Fault
+from services.store.tables.core import counters, metadata
 
 _MOST: Final = 20
 _BACKUP: Final = (

@@ -10,11 +10,11 @@ from services.store.checkup.batches_check import facts, ids
 from services.store.checkup.blobs_check import Blobs, unreadable
 from services.store.checkup.files_check import parts_of
 from services.store.checkup.report import Kind
-from services.store.checkup.view import View
-from services.store.domain.batch_check import BatchFacts, row_faults
+from services.store.checkup.rows_read import View
+from services.store.domain.checks.batch_check import BatchFacts, row_faults
+from services.store.domain.checks.fault import Fault
 from services.store.domain.end_check import outcome_fault
-from services.store.domain.fault import Fault
-from services.store.models import (
+from services.store.tables.core import (
     attempts,
     batch_models,
     batches,

@@ -8,14 +8,15 @@ import sqlalchemy as sa
 from services.store.blobs.base import BlobMissingError, BlobUnreadableError
 from services.store.checkup.blobs_check import Blobs, Claim, states, unreadable
 from services.store.checkup.report import Kind
-from services.store.checkup.view import View
-from services.store.domain import end_check, index_check, statement
-from services.store.domain.fault import Fault
-from services.store.domain.line_index import IndexFormatError, LineIndex, LineIndexer
-from services.store.domain.part_index import PartIndex
-from services.store.models import files
+from services.store.checkup.rows_read import View
+from services.store.domain import end_check
+from services.store.domain.checks import index_check, statement
+from services.store.domain.checks.fault import Fault
+from services.store.domain.index.line_index import IndexFormatError, LineIndex, LineIndexer
+from services.store.domain.index.part_index import PartIndex
 from services.store.settings import StoreSettings
-from services.store.uploads_tables import upload_parts, uploads
+from services.store.tables.core import files
+from services.store.tables.uploads import upload_parts, uploads
 
 Row = sa.Row[*tuple[Any, ...]]
 Parts = Sequence[tuple[str, int]]

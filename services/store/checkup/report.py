@@ -9,7 +9,7 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from services.store.domain.fault import Fault
+from services.store.domain.checks.fault import Fault
 
 Write = Callable[[dict[str, object]], None]
 Render = Callable[[str], str]

@@ -11,15 +11,14 @@ from google.protobuf.message import DecodeError
 
 from protos.nightshift.v1 import dispatch_pb2
 from services.kit.messages.subjects import event_subject
+from services.store.blobs.holds_repo import HOLD_MS
 from services.store.checkup.report import Kind
-from services.store.checkup.view import View
-from services.store.domain import statement, webhooks
-from services.store.domain.fault import Fault
+from services.store.checkup.rows_read import View
+from services.store.domain import webhooks
+from services.store.domain.checks import statement
+from services.store.domain.checks.fault import Fault
 from services.store.domain.state import BatchStatus
-from services.store.holds_repo import HOLD_MS
-from services.store.key_tables import api_keys, idempotency_keys
-from services.store.leadership_repo import MAX_TTL_MS
-from services.store.models import (
+from services.store.tables.core import (
     batch_engines,
     batches,
     files,
@@ -28,7 +27,9 @@ from services.store.models import (
     projects,
     sweep_holds,
 )
-from services.store.webhook_tables import PENDING, deliveries, webhook_endpoints
+from services.store.tables.keys import api_keys, idempotency_keys
+from services.store.tables.webhooks import PENDING, deliveries, webhook_endpoints
+from services.store.work.leadership_repo import MAX_TTL_MS
 
 Row = sa.Row[*tuple[Any, ...]]
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from services.store.domain.results import Range, pack
 
 Records = npt.NDArray[np.void]
-#: Rows of `services.store.domain.line_index.RECORD`.
+#: Rows of `services.store.domain.index.line_index.RECORD`.
 
 _BLOCK: Final = 65_536
 """Lines looked at in one step: what a file holds of other models is passed over in such steps."""

@@ -3,9 +3,7 @@
 import sqlalchemy as sa
 from alembic import context
 
-# Imported for their tables.
-from services.store import key_tables, ledger_tables, uploads_tables, webhook_tables  # noqa: F401
-from services.store.models import metadata
+from services.store.tables.core import metadata
 
 
 def _run(connection: sa.Connection) -> None:

@@ -14,13 +14,14 @@ import sqlalchemy as sa
 
 from services.kit.process.clock import ManualClock
 from services.kit.wire.ids import uuid7_hex
-from services.store import doctor, migrate
 from services.store.blobs.local import LocalBlobs
+from services.store.checkup import doctor
+from services.store.cleaning.sweeper import Sweeper
 from services.store.context import Context
-from services.store.database import Database
-from services.store.models import blobs
+from services.store.db import migrate
+from services.store.db.database import Database
 from services.store.settings import StoreSettings
-from services.store.sweeper import Sweeper
+from services.store.tables.core import blobs
 from tests.integration.store_work.harness import keep_fake_time
 
 _A_DAY_LATER_SECONDS: Final = 25 * 3_600

@@ -22,7 +22,7 @@ from protos.nightshift.v1 import batches_pb2
 from services.kit.messages import bus
 from services.kit.messages.subjects import durable_of
 from services.kit.process.tasks import end
-from services.store import doctor
+from services.store.checkup import doctor
 from services.store.settings import StoreSettings
 from tests.kit.eventually import eventually
 from tests.kit.nats_server import NatsServer

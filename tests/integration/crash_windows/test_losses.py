@@ -22,7 +22,7 @@ stories = Stories()
 
 async def begun(world: World) -> str:
     """A batch that runs, in a store whose leases and waits are short."""
-    world.constants["services.store.domain.patience._FAULT_MS"] = 200
+    world.constants["services.store.domain.retry_budget._FAULT_MS"] = 200
     world.set(NIGHTSHIFT_STORE_LEASE_SECONDS="1")
     await world.start()
     await world.do(lambda asker: asker.register())

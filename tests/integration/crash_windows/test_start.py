@@ -54,7 +54,7 @@ async def test_end_files_that_end_their_store_take_no_other_batch_with_them(
 ) -> None:
     # Only a batch with both files announces a second part.
     world = World(template, tmp_path, action="kill", places=("finalize.announce:before",))
-    world.constants["services.store.domain.patience._LONGEST_MS"] = 600_000
+    world.constants["services.store.domain.retry_budget._LONGEST_MS"] = 600_000
     try:
         await world.start()
         poison = await hands.new_batch(world)
@@ -89,7 +89,7 @@ async def test_inputs_that_end_their_store_fail_and_hold_up_nobody(
 ) -> None:
     # Only a faulty input comes there.
     world = World(template, tmp_path, action="kill", places=("batch.fail:before",))
-    world.constants["services.store.domain.patience._LONGEST_MS"] = 1_000
+    world.constants["services.store.domain.retry_budget._LONGEST_MS"] = 1_000
     try:
         await world.start()
         faulty = await world.created(lambda asker: asker.upload(chat_line("same") * 2))

@@ -113,10 +113,10 @@ class World:
         self.environment: dict[str, str] = {}
         # A store that stands still is waited for as long as its leases last.
         self.constants: dict[str, object] = {
-            "services.store.finalizer._LEASE_MS": 1_000,
-            "services.store.deliveries.LEASE_MS": 1_500,
+            "services.store.ending.finalizer._LEASE_MS": 1_000,
+            "services.store.webhooks.delivery_loop.LEASE_MS": 1_500,
             # In a story the same work ends many stores.
-            "services.store.domain.patience._LONGEST_MS": 200,
+            "services.store.domain.retry_budget._LONGEST_MS": 200,
         }
         self._action = action
         self._places = places

@@ -14,12 +14,12 @@ import sqlalchemy as sa
 from protos.nightshift.v1 import files_pb2
 from services.kit.process.settings import SettingsError
 from services.kit.wire.errors import NotFoundError
-from services.store.alone import only_store
-from services.store.backup.copying import CopyError
-from services.store.backup.place import BackupError
-from services.store.backup.settle import LEAP
+from services.store.backup.after_restore import LEAP
+from services.store.backup.copy_blobs import CopyError
+from services.store.backup.target import BackupError
 from services.store.checkup.database_check import SchemaError
-from services.store.models import batches
+from services.store.db.only_store import only_store
+from services.store.tables.core import batches
 from tests.integration.store_work.harness import running
 from tests.kit import backups
 from tests.kit.data_at_rest import OPEN_LINES, Data, check, make

@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from services.store import doctor, holds_repo, migrate
-from services.store.backup import scratch, snapshot
-from services.store.database import Database
-from services.store.models import sweep_holds
+from services.store.blobs import holds_repo
+from services.store.checkup import doctor
+from services.store.db import migrate
+from services.store.db.database import Database
 from services.store.settings import StoreSettings
+from services.store.snapshot import scratch, take_snapshot
+from services.store.tables.core import sweep_holds
 from tests.integration.store_work.harness import running
 from tests.kit import backups
 from tests.kit.data_at_rest import OPEN_LINES, Data, check, make
@@ -69,11 +71,11 @@ async def test_rows_are_those_of_one_moment(postgres: Postgres, tmp_path: Path) 
                 other.run(lambda each: holds_repo.hold(each, "meanwhile", 1))
             looks.append(done)
 
-        await snapshot.take(db, url, tmp_path / "rows.db", told)
+        await take_snapshot.take(db, url, tmp_path / "rows.db", told)
         held = sa.select(sa.func.count()).select_from(sweep_holds)
         assert len(looks) > 1
         assert db.run(lambda each: each.scalar(held)) == 1
-    with snapshot.opened(tmp_path / "rows.db") as copy:
+    with take_snapshot.opened(tmp_path / "rows.db") as copy:
         assert copy.scalar(held) == 0
 
 

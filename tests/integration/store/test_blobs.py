@@ -16,9 +16,9 @@ from services.kit.process.settings import SettingsError
 from services.kit.wire.errors import UnavailableError
 from services.store.blobs import local
 from services.store.blobs.base import BlobMissingError, Blobs, BlobUnreadableError
-from services.store.blobs.place import open_blobs
 from services.store.blobs.reader import BlobReader, blob_reader
-from services.store.blobs.s3 import PART_BYTES
+from services.store.blobs.s3.blobs import PART_BYTES
+from services.store.blobs.where_kept import open_blobs
 from services.store.settings import StoreSettings
 from tests.integration.store.places import MIB, at_server, bucket, new_name, pieces
 from tests.kit.s3_server import BUCKET, PREFIX
@@ -151,7 +151,7 @@ async def test_both_places_pass_the_failpoints(
 
 
 def test_no_place_writes_or_deletes_past_the_failpoints() -> None:
-    from services.store.blobs.s3 import S3Blobs
+    from services.store.blobs.s3.blobs import S3Blobs
 
     for kind in (local.LocalBlobs, S3Blobs):
         assert issubclass(kind, Blobs)

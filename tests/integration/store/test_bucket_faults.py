@@ -10,10 +10,10 @@ from services.kit.process.clock import ManualClock
 from services.kit.process.settings import SettingsError
 from services.kit.wire.errors import UnavailableError
 from services.store.blobs.base import Blobs, BlobUnreadableError
-from services.store.blobs.place import open_blobs
 from services.store.blobs.reader import blob_reader
-from services.store.blobs.s3 import PART_BYTES
-from services.store.blobs.s3_look import BucketLook
+from services.store.blobs.s3.blobs import PART_BYTES
+from services.store.blobs.s3.look import BucketLook
+from services.store.blobs.where_kept import open_blobs
 from tests.integration.store.places import at_server, bucket, new_name, pieces
 from tests.kit.eventually import eventually
 from tests.kit.ports import free_port

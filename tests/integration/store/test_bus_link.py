@@ -7,9 +7,9 @@ import pytest
 
 from services.kit.messages.bus import Bus
 from services.kit.process.tasks import end
-from services.store.bus_link import keep_bus
-from services.store.database import Database
-from services.store.outbox import Outbox
+from services.store.bus.bus_link import keep_bus
+from services.store.bus.outbox import Outbox
+from services.store.db.database import Database
 from services.store.settings import StoreSettings
 from tests.kit.nats_server import NatsServer
 

@@ -12,9 +12,9 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
-from services.store import migrate
-from services.store.database import Database
-from services.store.models import counters, metadata, outbox
+from services.store.db import migrate
+from services.store.db.database import Database
+from services.store.tables.core import counters, metadata, outbox
 from tests.kit.schemas import schema_of
 
 

@@ -17,12 +17,13 @@ import sqlalchemy as sa
 
 from services.kit.process.settings import SettingsError
 from services.kit.wire.errors import InvalidRequestError, UnavailableError
-from services.store import files_repo, idempotency_repo, migrate
-from services.store.database import Database
-from services.store.models import files, outbox, projects
-from services.store.sql import postgres, sqlite, transaction
-from services.store.sql.dialect import Mark
-from services.store.sql.text import stored, told
+from services.store.admin import idempotency_repo
+from services.store.db import migrate, postgres, sqlite, writer
+from services.store.db.database import Database
+from services.store.db.dialect import Mark
+from services.store.db.nul_text import stored, told
+from services.store.files import files_repo
+from services.store.tables.core import files, outbox, projects
 from tests.kit.eventually import eventually
 from tests.kit.postgres import Postgres
 from tests.kit.tcp_proxy import TcpProxy
@@ -41,7 +42,7 @@ def db(postgres_url: str) -> Iterator[Database]:
 @pytest.fixture
 def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Database]:
     monkeypatch.setattr(sqlite, "BUSY_MS", 50)
-    monkeypatch.setattr(transaction, "PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr(writer, "PATIENCE_SECONDS", 0.3)
     database = Database(f"sqlite:///{tmp_path / 'test.db'}")
     migrate.upgrade(database.writer_engine, 1)
     yield database

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from services.store import doctor
-from services.store.doctor import CannotCheckError
+from services.store.checkup import doctor
+from services.store.checkup.doctor import CannotCheckError
 from services.store.domain.results import BLOCK_BYTES
 from services.store.settings import StoreSettings
 from tests.integration.store_work.harness import Store, running

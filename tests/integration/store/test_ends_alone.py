@@ -14,7 +14,7 @@ import pytest
 
 from protos.nightshift.v1 import batches_pb2, files_pb2
 from services.kit.wire.errors import ConflictError
-from services.store.ender import STOP_MS
+from services.store.ending.ender import STOP_MS
 from tests.integration.store_work.worker import Worker
 from tests.kit.ports import free_port
 from tests.kit.store import StoreProcess

@@ -13,10 +13,11 @@ from services.kit.calls import rpc
 from services.kit.wire import ids
 from services.kit.wire.errors import ConflictError, InvalidRequestError, NightshiftError
 from services.kit.wire.ids import ProjectId
-from services.store import idempotency_repo, migrate
-from services.store.database import Database
-from services.store.key_tables import idempotency_keys
-from services.store.models import projects
+from services.store.admin import idempotency_repo
+from services.store.db import migrate
+from services.store.db.database import Database
+from services.store.tables.core import projects
+from services.store.tables.keys import idempotency_keys
 from tests.kit.eventually import eventually
 from tests.kit.store import (
     Client,

@@ -12,9 +12,9 @@ import sqlalchemy as sa
 
 from protos.nightshift.v1 import batches_pb2, files_pb2
 from services.kit.wire.errors import LostError
-from services.store.backup.copying import CopyError
-from services.store.backup.place import BackupError
-from services.store.models import batches
+from services.store.backup.copy_blobs import CopyError
+from services.store.backup.target import BackupError
+from services.store.tables.core import batches
 from tests.integration.store_work.harness import Store, running
 from tests.kit import backups
 from tests.kit.data_at_rest import ENDED_LINES, OPEN_LINES, Data, check, make

@@ -8,9 +8,9 @@ import sqlalchemy as sa
 
 from protos.nightshift.v1 import batches_pb2
 from services.kit.wire.errors import LostError, UnavailableError
-from services.store import salvage
-from services.store.models import segments
-from services.store.results_repo import INLINE_BYTES
+from services.store.ending import salvage
+from services.store.tables.core import segments
+from services.store.work.results_repo import INLINE_BYTES
 from tests.integration.store_work.harness import Store, running
 from tests.integration.store_work.losing import input_of, opened
 from tests.kit.s3_server import Fault, S3Server, s3_server

@@ -14,9 +14,10 @@ from alembic.config import Config
 from alembic.script import ScriptDirectory
 
 from protos.nightshift.v1 import batches_pb2, work_pb2
-from services.store import doctor, migrate
-from services.store.backup.place import Facts, Place, sha256
-from services.store.database import Database
+from services.store.backup.target import Facts, Place, sha256
+from services.store.checkup import doctor
+from services.store.db import migrate
+from services.store.db.database import Database
 from services.store.settings import StoreSettings
 from tests.integration.store_work import harness
 from tests.integration.store_work.harness import Store, running

@@ -12,8 +12,8 @@ import pytest
 from protos.nightshift.v1 import batches_pb2, files_pb2
 from services.kit.calls import rpc
 from services.kit.wire.errors import NightshiftError, UnavailableError
-from services.store.blobs.s3 import PART_BYTES
-from services.store.results_repo import INLINE_BYTES
+from services.store.blobs.s3.blobs import PART_BYTES
+from services.store.work.results_repo import INLINE_BYTES
 from tests.integration.store_work.worker import Worker
 from tests.kit.eventually import eventually
 from tests.kit.s3_server import Fault, S3Server, s3_server

@@ -12,8 +12,8 @@ import openai
 import pytest
 
 from services.store.domain import webhooks
-from services.store.public_network import AddressNotAllowedError, PublicBackend, resolve
-from services.store.webhook_sender import Message, Sender
+from services.store.webhooks.public_network import AddressNotAllowedError, PublicBackend, resolve
+from services.store.webhooks.sender import Message, Sender
 from tests.kit.eventually import eventually
 from tests.kit.webhook_receiver import Receiver, running_receiver
 

@@ -14,8 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine
 
 from services.kit.process.tasks import end
 from services.kit.wire.errors import StaleTermError, UnavailableError
-from services.store.models import attempts as attempt_rows
-from services.store.models import batches as batch_rows
+from services.store.tables.core import attempts as attempt_rows
+from services.store.tables.core import batches as batch_rows
 from tests.integration.store_work.crashing import Fleet, Gate, Ground, Member
 from tests.integration.store_work.loop_ops import AllOps
 from tests.integration.store_work.ops import Check, Op

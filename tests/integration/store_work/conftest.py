@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from services.kit.calls.rpc import POLICIES
-from services.store.webhook_sender import Sender
+from services.store.webhooks.sender import Sender
 from tests.integration.store_work.harness import Store, databases, running
 from tests.integration.store_work.webhooks import Project
 from tests.kit.postgres import StoreDatabases

@@ -14,11 +14,11 @@ from typing import Protocol, TypeVar
 
 from services.kit.process.clock import ManualClock
 from services.kit.wire.errors import UnavailableError
-from services.store import migrate
 from services.store.blobs.base import Content
 from services.store.blobs.local import LocalBlobs
 from services.store.context import Context
-from services.store.database import Database, Statement
+from services.store.db import migrate
+from services.store.db.database import Database, Statement
 from services.store.settings import StoreSettings
 from tests.integration.store_work.harness import SECRET, Store, keep_fake_time, serving
 from tests.kit.postgres import StoreDatabases

@@ -23,25 +23,25 @@ from services.kit.calls import rpc
 from services.kit.calls.interceptors import ErrorsInterceptor, SecretInterceptor
 from services.kit.process.clock import ManualClock
 from services.kit.wire.ids import uuid7_hex
-from services.store import migrate
-from services.store.batches_servicer import BatchesServicer
-from services.store.blobs.place import open_blobs
+from services.store.admin.models_servicer import AdminServicer, ModelsServicer
+from services.store.batches.batches_servicer import BatchesServicer
+from services.store.batches.validator import Validator
+from services.store.blobs.where_kept import open_blobs
+from services.store.cleaning.sweeper import Sweeper
 from services.store.context import Context
-from services.store.database import Database
-from services.store.ender import Ender
-from services.store.event_hub import EventHub
-from services.store.events_servicer import EventsServicer
-from services.store.files_servicer import FilesServicer
-from services.store.finalizer import Finalizer
-from services.store.index_maker import IndexMaker
-from services.store.input_reader import InputReader
-from services.store.models_servicer import AdminServicer, ModelsServicer
-from services.store.poison import PoisonLines
+from services.store.db import migrate
+from services.store.db.database import Database
+from services.store.ending.ender import Ender
+from services.store.ending.finalizer import Finalizer
+from services.store.events.event_hub import EventHub
+from services.store.events.events_servicer import EventsServicer
+from services.store.files.files_servicer import FilesServicer
+from services.store.files.uploads_servicer import UploadsServicer
+from services.store.inputs.index_maker import IndexMaker
+from services.store.inputs.input_reader import InputReader
 from services.store.settings import StoreSettings
-from services.store.sweeper import Sweeper
-from services.store.uploads_servicer import UploadsServicer
-from services.store.validator import Validator
-from services.store.work_servicer import WorkServicer
+from services.store.work.poison import PoisonLines
+from services.store.work.work_servicer import WorkServicer
 from tests.integration.store_work.worker import Worker
 
 SECRET = "a-secret-for-tests"

@@ -10,9 +10,10 @@ import pytest
 import sqlalchemy as sa
 
 from protos.nightshift.v1 import dispatch_pb2, events_pb2
-from services.store import doctor, salvage
-from services.store.models import batches, files
+from services.store.checkup import doctor
+from services.store.ending import salvage
 from services.store.settings import StoreSettings
+from services.store.tables.core import batches, files
 from tests.integration.store_work.harness import Store, databases
 from tests.kit.store import our_errors
 

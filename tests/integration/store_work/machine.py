@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from protos.nightshift.v1 import batches_pb2, common_pb2, files_pb2
-from services.store import doctor
+from services.store.checkup import doctor
 from services.store.domain.state import TIMESTAMP_COLUMN, BatchStatus
 from services.store.settings import StoreSettings
 from tests.integration.store_work.befalling import FATE, Befalling, Fate

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from protos.nightshift.v1 import batches_pb2, files_pb2
 from services.kit.wire.errors import ConflictError, NotFoundError
 from services.store.domain.state import TIMESTAMP_COLUMN, BatchStatus
-from services.store.models import batches
+from services.store.tables.core import batches
 from tests.integration.store_work.crashing import Fleet, Ground, PostgresGround, SQLiteGround
 from tests.integration.store_work.harness import Store
 from tests.integration.store_work.ops import status_of

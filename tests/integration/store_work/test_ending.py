@@ -8,8 +8,8 @@ import sqlalchemy as sa
 from protos.nightshift.v1 import batches_pb2, dispatch_pb2, files_pb2
 from services.kit.wire.errors import ConflictError
 from services.kit.wire.result_line import MESSAGES
-from services.store.ender import STOP_MS, Ender
-from services.store.models import outbox
+from services.store.ending.ender import STOP_MS, Ender
+from services.store.tables.core import outbox
 from tests.integration.store_work.harness import Store
 from tests.integration.store_work.worker import frame
 from tests.kit.eventually import eventually

@@ -12,10 +12,10 @@ import sqlalchemy as sa
 
 from protos.nightshift.v1 import batches_pb2, events_pb2, files_pb2
 from services.kit.wire.errors import InvalidRequestError, NotFoundError
-from services.store import events_servicer, shared_reads
-from services.store.batches_repo import KEEP_SECONDS
-from services.store.event_segments import PAGE_BYTES
-from services.store.models import segments
+from services.store.batches.batches_repo import KEEP_SECONDS
+from services.store.events import events_servicer, shared_reads
+from services.store.events.event_segments import PAGE_BYTES
+from services.store.tables.core import segments
 from tests.integration.store_work.following import Stream, ids, started
 from tests.integration.store_work.harness import Store, running
 from tests.integration.store_work.worker import frame, in_pieces

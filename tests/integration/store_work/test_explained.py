@@ -13,7 +13,7 @@ from protos.nightshift.v1 import (
 from services.kit.calls import rpc
 from services.kit.wire import ids
 from services.kit.wire.errors import StaleTermError
-from services.store.domain.waiting import MOST_AHEAD
+from services.store.domain.explanation import MOST_AHEAD
 from tests.integration.store_work.harness import Store
 from tests.kit.store import POOL, chat_line, our_errors
 
@@ -223,7 +223,7 @@ async def test_positions_are_counted_up_to_a_bound(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert MOST_AHEAD == 1_000
-    monkeypatch.setattr("services.store.pools_repo.MOST_AHEAD", 3)
+    monkeypatch.setattr("services.store.batches.pools_repo.MOST_AHEAD", 3)
     batches = [await store.batch(1) for _ in range(6)]
     answer = await store.batches.ListBatches(
         batches_pb2.ListBatchesRequest(), metadata=store.metadata

@@ -11,9 +11,9 @@ import sqlalchemy as sa
 
 from protos.nightshift.v1 import batches_pb2, work_pb2
 from services.store.blobs.base import BlobMissingError
-from services.store.domain.patience import SUSPECT_TRIES
-from services.store.finalizer import Announced
-from services.store.models import (
+from services.store.domain.retry_budget import SUSPECT_TRIES
+from services.store.ending.finalizer import Announced
+from services.store.tables.core import (
     attempts,
     batches,
     bit_blocks,

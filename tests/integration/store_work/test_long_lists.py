@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from protos.nightshift.v1 import batches_pb2, common_pb2, files_pb2
 from services.kit.wire import ids
-from services.store.models import batches, counters, files, models, pools
+from services.store.tables.core import batches, counters, files, models, pools
 from tests.integration.store_work.harness import Store
 from tests.kit.store import POOL, our_errors
 

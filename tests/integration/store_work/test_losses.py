@@ -5,7 +5,7 @@ import sqlalchemy as sa
 
 from protos.nightshift.v1 import batches_pb2, files_pb2
 from services.kit.wire.errors import LostError
-from services.store.models import batches, blobs, files
+from services.store.tables.core import batches, blobs, files
 from tests.integration.store_work.harness import Store
 from tests.integration.store_work.losing import (
     checked,

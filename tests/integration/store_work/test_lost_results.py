@@ -9,9 +9,9 @@ import sqlalchemy as sa
 
 from protos.nightshift.v1 import batches_pb2
 from services.kit.wire.errors import LostError, NotFoundError, UnavailableError
-from services.store.models import blobs, files, segments
-from services.store.results_repo import INLINE_BYTES
-from services.store.uploads_tables import upload_parts
+from services.store.tables.core import blobs, files, segments
+from services.store.tables.uploads import upload_parts
+from services.store.work.results_repo import INLINE_BYTES
 from tests.integration.store_work.harness import Store
 from tests.integration.store_work.losing import (
     checked,

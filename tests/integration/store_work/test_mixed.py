@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from protos.nightshift.v1 import admin_pb2, batches_pb2, dispatch_pb2, models_pb2, work_pb2
 from services.kit.wire import ids
-from services.store.models import batch_models, outbox
+from services.store.tables.core import batch_models, outbox
 from tests.integration.store_work.harness import Store, running
 from tests.integration.store_work.worker import messages, ranges_of
 from tests.kit.store import MODEL, POOL, chat_line, our_errors

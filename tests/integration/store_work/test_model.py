@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from protos.nightshift.v1 import batches_pb2, dispatch_pb2
 from services.kit.wire.errors import ConflictError
 from services.store.domain.state import TERMINAL, BatchStatus, can_move
-from services.store.models import chunks
+from services.store.tables.core import chunks
 from tests.integration.store_work.harness import Store, running
 from tests.integration.store_work.worker import frame, ranges_of
 

@@ -13,7 +13,7 @@ from protos.nightshift.v1 import batches_pb2, dispatch_pb2, work_pb2
 from services.kit.wire.result_line import MESSAGES
 from services.store import losses
 from services.store.domain.death_budget import FREE_DEATHS, MOST_DEATHS, SHARE
-from services.store.models import batches, blobs, chunks, projects
+from services.store.tables.core import batches, blobs, chunks, projects
 from tests.integration.store_work.harness import Store
 from tests.integration.store_work.losing import input_taken
 from tests.integration.store_work.worker import ranges_of

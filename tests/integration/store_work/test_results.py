@@ -11,8 +11,8 @@ import sqlalchemy as sa
 from protos.nightshift.v1 import batches_pb2, work_pb2
 from services.kit.wire.errors import InvalidRequestError, TooLargeError
 from services.kit.wire.frames import FRAME_BYTES, RESULT_RECORD
-from services.store import appending
-from services.store.models import blobs, segments
+from services.store.tables.core import blobs, segments
+from services.store.work import result_stream
 from tests.integration.store_work.harness import Store, running
 from tests.integration.store_work.worker import frame, result
 
@@ -207,8 +207,8 @@ async def test_room_of_frames_whose_stream_breaks_off_is_given_back(
     batch_id, token = await open_one(store, 4)
     one, two = [frame(token, batch_id, [line], number=line + 1) for line in (0, 1)]
     both = frame(token, batch_id, [2, 3])
-    monkeypatch.setattr(appending, "BYTES_IN_FLIGHT", len(both.payload))
-    appender = appending.Appender(store.context)
+    monkeypatch.setattr(result_stream, "BYTES_IN_FLIGHT", len(both.payload))
+    appender = result_stream.Appender(store.context)
 
     async def breaks_off() -> AsyncIterator[work_pb2.AppendResultsRequest]:
         yield one

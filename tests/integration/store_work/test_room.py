@@ -10,8 +10,8 @@ import sqlalchemy as sa
 
 from protos.nightshift.v1 import admin_pb2, batches_pb2, files_pb2
 from services.kit.wire.errors import InvalidRequestError, NotFoundError, UnavailableError
-from services.store import usage_repo
-from services.store.disk import Disk
+from services.store.admin import usage_repo
+from services.store.blobs.disk_space import Disk
 from tests.integration.store_work.harness import Store, running
 from tests.integration.store_work.worker import frame
 from tests.kit.eventually import eventually
@@ -190,7 +190,7 @@ class Reserve:
         self.full = False
         self.looks = 0
         monkeypatch.setattr(Disk, "_is_room", self._is_room)
-        monkeypatch.setattr("services.store.disk._LOOK_SECONDS", 0.0)
+        monkeypatch.setattr("services.store.blobs.disk_space._LOOK_SECONDS", 0.0)
 
     def _is_room(self) -> bool:
         self.looks += 1

@@ -10,8 +10,8 @@ import sqlalchemy as sa
 
 from protos.nightshift.v1 import batches_pb2, files_pb2
 from services.kit.wire.errors import UnavailableError
-from services.store.domain.patience import MOST_VALIDATIONS
-from services.store.models import blobs
+from services.store.domain.retry_budget import MOST_VALIDATIONS
+from services.store.tables.core import blobs
 from tests.integration.store_work.crashing import Fleet, Gate, Member, SQLiteGround
 from tests.integration.store_work.ops import BIG
 from tests.integration.store_work.worker import frame

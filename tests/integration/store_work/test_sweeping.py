@@ -10,9 +10,10 @@ import sqlalchemy as sa
 
 from protos.nightshift.v1 import files_pb2
 from services.kit.wire.errors import NotFoundError, UnavailableError
-from services.store import blobs_repo, holds_repo, receiving
-from services.store.blobs.s3 import S3Blobs
-from services.store.models import blobs, files, segments, sweep_holds
+from services.store.blobs import blobs_repo, holds_repo
+from services.store.blobs.s3.blobs import S3Blobs
+from services.store.files import intake
+from services.store.tables.core import blobs, files, segments, sweep_holds
 from tests.integration.store_work.harness import Store, running
 from tests.kit.eventually import eventually
 from tests.kit.s3_server import Fault, S3Server, s3_server
@@ -189,7 +190,7 @@ async def test_expired_files_and_ended_uploads_leave(swept: Store, lying: Lying)
 async def test_what_was_announced_and_never_named_leaves_after_a_day(
     swept: Store, lying: Lying
 ) -> None:
-    name = await receiving.announce(swept.context, "default", "part")  # type: ignore[arg-type]
+    name = await intake.announce(swept.context, "default", "part")  # type: ignore[arg-type]
     await swept.context.blobs.put("test.step", name, b"of a store that was killed")
     swept.clock.advance(DAY_SECONDS)
     await sweep(swept)
@@ -228,12 +229,12 @@ async def test_what_arrives_late_is_deleted_too(
         assert swept.context.blobs.late_seconds == 0
         return
     server: S3Server = request.getfixturevalue("bucket")
-    name = await receiving.announce(swept.context, "default", "part")  # type: ignore[arg-type]
+    name = await intake.announce(swept.context, "default", "part")  # type: ignore[arg-type]
     server.fault(Fault())
     with pytest.raises(UnavailableError):
         await swept.context.blobs.put("test.step", name, b"late")
     server.fault(None)
-    receiving.give_up(swept.context, [name])
+    intake.give_up(swept.context, [name])
     await asyncio.sleep(0)
     await swept.sweeper.run_once()
     # Only now it arrives, and its row is still there to lead the sweeper to it.
@@ -255,7 +256,7 @@ async def test_one_fault_of_the_sweep_keeps_nothing_else(
     def fails(*_: object) -> bool:
         raise UnavailableError("no")
 
-    monkeypatch.setattr("services.store.uploads_repo.expire_one", fails)
+    monkeypatch.setattr("services.store.files.uploads_repo.expire_one", fails)
     with pytest.raises(ExceptionGroup):
         await sweep(swept)
     assert lying() == set()

@@ -8,8 +8,8 @@ import sqlalchemy as sa
 
 from protos.nightshift.v1 import batches_pb2
 from services.kit.wire.errors import LostError, UnavailableError
-from services.store.models import batches, files, segments
-from services.store.results_repo import INLINE_BYTES
+from services.store.tables.core import batches, files, segments
+from services.store.work.results_repo import INLINE_BYTES
 from tests.integration.store_work.harness import Store
 from tests.integration.store_work.losing import checked, input_of, opened, refused, soon, taken
 from tests.kit.store import chat_line

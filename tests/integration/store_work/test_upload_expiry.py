@@ -4,7 +4,7 @@ import pytest
 
 from protos.nightshift.v1 import files_pb2, uploads_pb2
 from services.kit.wire.errors import InvalidRequestError
-from services.store.uploads_tables import upload_parts, uploads
+from services.store.tables.uploads import upload_parts, uploads
 from tests.integration.store_work.harness import Store
 from tests.kit.store import chat_line, refused
 from tests.kit.uploads import add, cancel, complete, create

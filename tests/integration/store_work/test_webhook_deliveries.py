@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from services.store import deliveries_repo
 from services.store.domain import webhooks
 from services.store.domain.receivers import (
     FIRST_PAUSE_SECONDS,
@@ -13,8 +12,9 @@ from services.store.domain.receivers import (
     OF_PROJECT,
     UNSURE_OF_PROJECT,
 )
-from services.store.webhook_sender import Answer, Message, Sender
-from services.store.webhook_tables import deliveries
+from services.store.tables.webhooks import deliveries
+from services.store.webhooks import deliveries_repo
+from services.store.webhooks.sender import Answer, Message, Sender
 from tests.integration.store_work.harness import Store
 from tests.integration.store_work.webhooks import (
     DELIVERED,
@@ -337,7 +337,7 @@ async def test_ended_deliveries_are_forgotten_after_30_days(
 async def test_stopping_cuts_a_slow_attempt_off_and_it_is_made_again(
     store: Store, project: Project, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.store.deliveries._DRAIN_SECONDS", 0.05)
+    monkeypatch.setattr("services.store.webhooks.delivery_loop._DRAIN_SECONDS", 0.05)
     await project.endpoint(receiver.url)
     await complete(store)
     receiver.gate.clear()

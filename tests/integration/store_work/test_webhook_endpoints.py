@@ -13,8 +13,8 @@ from services.kit.wire.errors import (
     NotFoundError,
     UnavailableError,
 )
-from services.store.webhook_tables import webhook_endpoints
-from services.store.webhooks_servicer import TESTS_OF_PROJECT
+from services.store.tables.webhooks import webhook_endpoints
+from services.store.webhooks.webhooks_servicer import TESTS_OF_PROJECT
 from tests.integration.store_work.harness import Store
 from tests.integration.store_work.webhooks import (
     ALL,

@@ -3,12 +3,12 @@
 from typing import Any
 
 from protos.nightshift.v1 import batches_pb2, webhooks_pb2
-from services.store.deliveries import Deliveries
 from services.store.domain import webhooks
 from services.store.domain.receivers import Receivers
-from services.store.models import projects
-from services.store.webhook_sender import Sender
-from services.store.webhooks_servicer import WebhooksServicer
+from services.store.tables.core import projects
+from services.store.webhooks.delivery_loop import Deliveries
+from services.store.webhooks.sender import Sender
+from services.store.webhooks.webhooks_servicer import WebhooksServicer
 from tests.integration.store_work.harness import Store
 from tests.kit.store import chat_line
 

@@ -11,8 +11,8 @@ import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
 
-from services.store import migrate
-from services.store.database import Database
+from services.store.db import migrate
+from services.store.db.database import Database
 
 FOLDER: Final = Path(__file__).parent
 SCHEMAS: Final = sorted(file.stem for file in FOLDER.glob("*.json"))

@@ -24,8 +24,8 @@ from protos.nightshift.v1 import (
 )
 from services.kit.calls import rpc
 from services.kit.wire import ids
-from services.store import migrate
-from services.store.webhook_sender import Sender
+from services.store.db import migrate
+from services.store.webhooks.sender import Sender
 from tests.integration.store_work import webhooks
 from tests.integration.store_work.harness import Store, running
 from tests.kit import uploads

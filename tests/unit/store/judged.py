@@ -4,10 +4,10 @@ import json
 from typing import Any
 
 from services.kit.wire.endpoints import RERANK, SCORE
-from services.store.domain import validate
-from services.store.domain.explain import BatchError
-from services.store.domain.line_index import LineIndex, LineIndexer
-from services.store.domain.validate import Limits, Verdict
+from services.store.domain.index.line_index import LineIndex, LineIndexer
+from services.store.domain.validation import validate
+from services.store.domain.validation.explain import BatchError
+from services.store.domain.validation.validate import Limits, Verdict
 
 CHAT = "/v1/chat/completions"
 SERVED = {

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from services.store.domain import validate
-from services.store.domain.line_index import LineIndexer
+from services.store.domain.index.line_index import LineIndexer
+from services.store.domain.validation import validate
 from tests.kit.jsonl_files import CHAT, MAX_LINE, files, lines
 from tests.kit.plain_lines import judge, plain
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from services.store.appending import _Budget
+from services.store.work.result_stream import _Budget
 
 pytestmark = pytest.mark.unit
 

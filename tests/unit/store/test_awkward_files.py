@@ -9,10 +9,10 @@ import json
 import pytest
 
 from services.kit.wire.result_line import custom_id_json
-from services.store.domain import validate
-from services.store.domain.explain import custom_id_of
-from services.store.domain.line_index import BOM, LineIndex, LineIndexer
-from services.store.domain.shape import Shape, refusal
+from services.store.domain.index.body_shape import Shape, refusal
+from services.store.domain.index.line_index import BOM, LineIndex, LineIndexer
+from services.store.domain.validation import validate
+from services.store.domain.validation.explain import custom_id_of
 
 pytestmark = pytest.mark.unit
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from services.store.domain import cutter
 from services.store.domain.cutter import ModelLines, cut_model, fit, models_of
-from services.store.domain.line_index import RECORD
+from services.store.domain.index.line_index import RECORD
 from services.store.domain.results import count_lines, unpack
 
 pytestmark = pytest.mark.unit

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from services.kit.process.clock import ManualClock
-from services.store.database_time import GIVEN_UP, DatabaseTime
-from services.store.leases import Leases
+from services.store.db.clock import GIVEN_UP, DatabaseTime
+from services.store.db.leases import Leases
 
 START = 1_000_000.0
 AHEAD = 500.0

@@ -3,8 +3,8 @@
 import pytest
 
 from services.kit.process.settings import SettingsError
-from services.store.backup import snapshot
-from services.store.sql import open_dialect
+from services.store.db.urls import open_dialect
+from services.store.snapshot import take_snapshot
 
 pytestmark = pytest.mark.unit
 
@@ -18,7 +18,7 @@ BROKEN = (
 @pytest.mark.parametrize("url", BROKEN)
 def test_what_is_no_url_is_refused_without_its_text(url: str) -> None:
     with pytest.raises(SettingsError) as asked:
-        snapshot.sqlite_file(url)
+        take_snapshot.sqlite_file(url)
     with pytest.raises(SettingsError) as opened:
         open_dialect(url, durable=True)
     for refused in (asked, opened):
@@ -28,5 +28,5 @@ def test_what_is_no_url_is_refused_without_its_text(url: str) -> None:
 
 
 def test_only_sqlite_has_a_file() -> None:
-    assert str(snapshot.sqlite_file("sqlite:////data/nightshift.db")) == "/data/nightshift.db"
-    assert snapshot.sqlite_file("postgresql://db.example/nightshift") is None
+    assert str(take_snapshot.sqlite_file("sqlite:////data/nightshift.db")) == "/data/nightshift.db"
+    assert take_snapshot.sqlite_file("postgresql://db.example/nightshift") is None

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from services.store.domain.index_check import (
+from services.store.domain.checks.index_check import (
     NEIGHBOUR_BYTES,
     difference,
     limits_of,
@@ -12,7 +12,7 @@ from services.store.domain.index_check import (
     samples,
     table_fault,
 )
-from services.store.domain.line_index import BOM, LineIndex, LineIndexer
+from services.store.domain.index.line_index import BOM, LineIndex, LineIndexer
 
 pytestmark = pytest.mark.unit
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from services.kit.wire.frames import LINE_RECORD
-from services.store import input_lines
 from services.store.blobs.local import LocalBlobs
-from services.store.domain.line_index import LineIndexer
+from services.store.domain.index.line_index import LineIndexer
+from services.store.inputs import input_lines
 
 pytestmark = pytest.mark.unit
 

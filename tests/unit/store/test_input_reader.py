@@ -9,8 +9,8 @@ from services.kit.process.clock import ManualClock
 from services.kit.wire.errors import UnavailableError
 from services.store.blobs.base import BlobMissingError
 from services.store.blobs.local import LocalBlobs
-from services.store.domain.line_index import LineIndex, LineIndexer
-from services.store.input_reader import IndexPendingError, InputReader
+from services.store.domain.index.line_index import LineIndex, LineIndexer
+from services.store.inputs.input_reader import IndexPendingError, InputReader
 
 pytestmark = pytest.mark.unit
 

@@ -14,9 +14,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from services.kit.wire.values import too_many_values
-from services.store.domain import body_fields, line_index, names
-from services.store.domain.line_index import ANOTHER, IndexFormatError, LineIndex, LineIndexer
-from services.store.domain.shape import Shape, refusal
+from services.store.domain.index import body_fields, line_index, names
+from services.store.domain.index.body_shape import Shape, refusal
+from services.store.domain.index.line_index import ANOTHER, IndexFormatError, LineIndex, LineIndexer
 from tests.kit.jsonl_files import CHAT, MAX_LINE, files
 from tests.kit.plain_lines import REQUIRED, plain
 

@@ -6,9 +6,9 @@ import pytest
 
 from services.kit.wire.errors import UnavailableError
 from services.kit.wire.ids import ProjectId
-from services.store import long_lines
-from services.store.domain.line_index import LineIndexer
-from services.store.long_lines import LINES, LONG_BYTES, LongLine, LongLines
+from services.store.domain.index.line_index import LineIndexer
+from services.store.files import long_lines
+from services.store.files.long_lines import LINES, LONG_BYTES, LongLine, LongLines
 
 pytestmark = pytest.mark.unit
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from services.store.domain import line_index, names
-from services.store.domain.line_index import IndexFormatError, LineIndex, LineIndexer
-from services.store.domain.part_index import PartIndex, PartIndexer, PartJoiner
-from services.store.domain.shape import Shape
+from services.store.domain.index import line_index, names
+from services.store.domain.index.body_shape import Shape
+from services.store.domain.index.line_index import IndexFormatError, LineIndex, LineIndexer
+from services.store.domain.index.part_index import PartIndex, PartIndexer, PartJoiner
 from tests.kit.jsonl_files import MAX_LINE, files
 
 pytestmark = pytest.mark.unit

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.store.chunks_repo import pack_ranges, unpack_ranges
 from services.store.domain.results import count_lines, intersect, normalise
-from services.store.quarantine import halves
+from services.store.work.chunks_repo import pack_ranges, unpack_ranges
+from services.store.work.quarantine import halves
 
 pytestmark = pytest.mark.unit
 

@@ -3,7 +3,7 @@
 import pytest
 
 from services.kit.process.settings import SettingsError
-from services.store.blobs.s3_faults import check_endpoint, reason
+from services.store.blobs.s3.faults import check_endpoint, reason
 
 pytestmark = pytest.mark.unit
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.store.domain.unreadable import NOT_JSON, unreadable
+from services.store.domain.validation.unreadable import NOT_JSON, unreadable
 
 pytestmark = pytest.mark.unit
 

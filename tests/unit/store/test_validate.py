@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.kit.wire.endpoints import ENDPOINTS, RERANK, SCORE
-from services.store.domain import line_index, validate
-from services.store.domain.body_fields import FIELD_FLAG
-from services.store.domain.explain import Expectation, explain_line
-from services.store.domain.line_index import LineIndex
-from services.store.domain.validate import IndexMismatchError, Limits
+from services.store.domain.index import line_index
+from services.store.domain.index.body_fields import FIELD_FLAG
+from services.store.domain.index.line_index import LineIndex
+from services.store.domain.validation import validate
+from services.store.domain.validation.explain import Expectation, explain_line
+from services.store.domain.validation.validate import IndexMismatchError, Limits
 from tests.kit.plain_lines import REQUIRED
 from tests.unit.store.judged import CHAT, DROP, LIMITS, SERVED, check, faults_of, index_of, request
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from services.store.domain.explanation import MOST_AHEAD, NOTHING, Pool, explain
 from services.store.domain.state import TERMINAL, BatchStatus
-from services.store.domain.waiting import MOST_AHEAD, NOTHING, Pool, explain
 
 pytestmark = pytest.mark.unit
 

@@ -1,0 +1,1 @@
+"""Projects, keys, quotas, usage, models: what an operator sets."""

@@ -1,0 +1,1 @@
+"""A batch from its creation until it runs, and why it waits."""

@@ -1,0 +1,1 @@
+"""What other services must hear, from the row to NATS."""

@@ -1,0 +1,1 @@
+"""The line index of an input file, made during its upload."""

@@ -1,0 +1,1 @@
+"""Which lines of an input are wrong, and what to change."""

@@ -1,0 +1,1 @@
+"""How a batch ends: its open lines, its end files."""

@@ -1,0 +1,1 @@
+"""A batch's results and states as a stream."""

@@ -1,0 +1,1 @@
+"""Files taken in, read and deleted, whole or in parts."""

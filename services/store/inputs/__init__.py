@@ -1,0 +1,1 @@
+"""A batch's input, found line by line through its index."""

@@ -1,0 +1,1 @@
+"""A consistent copy of all rows."""

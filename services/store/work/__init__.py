@@ -1,0 +1,1 @@
+"""Lines go out to executors, results come in."""
