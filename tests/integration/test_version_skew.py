@@ -25,10 +25,10 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300
 
 NEWER = """
 import runpy, sys
-from services.kit import pull
+from services.kit.messages import pull
 pull.MESSAGE_VERSION += 1
-from services.executor.engines import simulated
-simulated._VERSION = "newer"
+from services.executor.engines.simulated import engine
+engine._VERSION = "newer"
 sys.argv = sys.argv[1:]
 runpy.run_module(sys.argv[0], run_name="__main__")
 """

@@ -84,7 +84,7 @@ def unanswered_frame(
 ) -> tuple[Records, bytes]:
     """Result records and payload, as an executor would send them, for lines without an answer.
 
-    `custom_ids_json`: the JSON strings of these lines (`result_line.custom_id_json` of the kit), None
+    `custom_ids_json`: the JSON strings of these lines (`result_line.custom_id_json`), None
     where it is not known any more.
     `code`: one of the `MESSAGES` there (KeyError otherwise); expired and cancelled lines count as
     never run, the others as failed. The same arguments give the same bytes.

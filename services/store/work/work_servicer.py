@@ -11,7 +11,7 @@ from services.store.blobs.base import BlobMissingError, BlobUnreadableError
 from services.store.context import Context
 from services.store.domain import results
 from services.store.domain.index.line_index import LineIndex
-from services.store.inputs import input_lines
+from services.store.inputs import attempt_source, input_lines
 from services.store.inputs.input_reader import IndexPendingError, InputReader
 from services.store.work import (
     chunks_repo,
@@ -282,7 +282,7 @@ class WorkServicer(work_pb2_grpc.WorkServicer):
     ) -> AsyncIterator[work_pb2.ReadLinesResponse]:
         """See work.proto."""
         source = await self._context.db.read(
-            lambda connection: open_attempt.source_of(connection, request.token)
+            lambda connection: attempt_source.source_of(connection, request.token)
         )
         wanted = chunks_repo.from_messages(request.lines)
         if results.subtract(wanted, source.lines):

@@ -34,10 +34,10 @@ async def small(
 ) -> AsyncIterator[Listening]:
     """A gateway with few places of each kind, and two projects."""
     for name, most in (
-        ("clients.MAX_UPLOADS", 4),
-        ("clients.MAX_DOWNLOADS", 4),
-        ("protocol.MAX_CONNECTIONS", 16),
-        ("grpc_call.MAX_CALLS", 4),
+        ("store.MAX_UPLOADS", 4),
+        ("store.MAX_DOWNLOADS", 4),
+        ("rest.protocol.MAX_CONNECTIONS", 16),
+        ("grpc.call.MAX_CALLS", 4),
     ):
         monkeypatch.setattr(f"services.gateway.{name}", most)
     one_store.forget()
@@ -162,7 +162,7 @@ async def test_calls_whose_message_does_not_come_are_counted(small: Listening) -
                 return "too many calls from this address" in str(error.details())
             return False
 
-        await eventually(refused)
+        await eventually(refused, within_seconds=60)
         for call in calls:
             call.cancel()
 
@@ -171,7 +171,7 @@ async def test_nobody_names_the_address_that_it_is_counted_by(
     one_store: ScriptedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without keys addresses count."""
-    monkeypatch.setattr("services.gateway.clients.MAX_UPLOADS", 4)
+    monkeypatch.setattr("services.gateway.store.MAX_UPLOADS", 4)
     one_store.forget()
     settings = GatewaySettings(
         listen="127.0.0.1:0", grpc_listen="127.0.0.1:0", store=f"127.0.0.1:{one_store.port}"

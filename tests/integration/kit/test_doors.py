@@ -57,7 +57,7 @@ def refused(command: Sequence[str], environment: dict[str, str]) -> str:
         ("executor", "NIGHTSHIFT_LOG_LEVEL", "LOUD", "is one of DEBUG, INFO"),
         ("store", "NIGHTSHIFT_STORE_DATA_DIR", "/proc/nothing/here", "cannot be used"),
         ("store", "NIGHTSHIFT_STORE_BLOBS_URL", "file:///proc/nothing", "cannot be used"),
-        ("store", "NIGHTSHIFT_STORE_DATABASE_URL", "sqlite:////proc/x.db", "cannot be worked on"),
+        ("store", "NIGHTSHIFT_STORE_DATABASE_URL", "sqlite:////proc/x.db", "cannot be used"),
         ("store", "NIGHTSHIFT_STORE_LEASE_SECONDS", "inf", "a finite number"),
     ],
 )

@@ -21,7 +21,7 @@ END_SECONDS = 10.0
 # Says when it runs and when it has drained; a service itself writes nothing to standard output.
 PLANT = """
 import asyncio
-from services.kit import service
+from services.kit.process import service
 
 async def serve(stopping):
     await asyncio.sleep(0)  # what watches the parent has begun
@@ -82,7 +82,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def test_a_fault_that_nobody_foresaw_is_an_event_of_the_log_and_status_1() -> None:
     code = """
-from services.kit import service
+from services.kit.process import service
 
 async def serve(stopping):
     raise RuntimeError("no soil")
@@ -98,7 +98,7 @@ service.run("plant", serve)
 
 def test_settings_that_do_not_fit_are_one_line_and_status_2() -> None:
     code = """
-from services.kit import service
+from services.kit.process import service
 from services.kit.process.settings import SettingsError
 
 async def serve(stopping):

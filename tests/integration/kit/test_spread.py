@@ -30,7 +30,8 @@ PLANT = """
 import asyncio, sys
 import grpc
 from protos.nightshift.v1 import batches_pb2, batches_pb2_grpc, files_pb2, files_pb2_grpc
-from services.kit import rpc, service
+from services.kit.calls import rpc
+from services.kit.process import service
 
 # A service reads no words.
 ADDRESS = sys.argv.pop()

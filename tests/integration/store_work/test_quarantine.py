@@ -11,9 +11,9 @@ import sqlalchemy as sa
 
 from protos.nightshift.v1 import batches_pb2, dispatch_pb2, work_pb2
 from services.kit.wire.result_line import MESSAGES
-from services.store import losses
 from services.store.domain.death_budget import FREE_DEATHS, MOST_DEATHS, SHARE
 from services.store.tables.core import batches, blobs, chunks, projects
+from services.store.work import lost_content
 from tests.integration.store_work.harness import Store
 from tests.integration.store_work.losing import input_taken
 from tests.integration.store_work.worker import ranges_of
@@ -376,7 +376,7 @@ async def test_a_batch_that_is_held_says_why(store: Store) -> None:
     reason = (await store.get(batch_id)).nightshift.reason
     assert "its lines ended the engine 11 times" in reason
     # An attempt of before that reads its lines only now ends no hold.
-    await losses.found_again(store.context, batch_id)
+    await lost_content.found_again(store.context, batch_id)
     assert await store.reclaim() == []
     # Nothing more of it is cut, and it goes on by itself.
     assert [each.batch_id for each in (await store.window()).batches] == []

@@ -9,7 +9,9 @@ pytestmark = pytest.mark.unit
 
 
 def test_places_to_die_in_are_refused_outside_of_tests() -> None:
-    program = "from services.kit import failpoints; failpoints.before('a.step'); print('alive')"
+    program = (
+        "from services.kit.process import failpoints\nfailpoints.before('a.step')\nprint('alive')"
+    )
     done = subprocess.run(
         [sys.executable, "-c", program],
         capture_output=True,

@@ -12,7 +12,8 @@ pytestmark = pytest.mark.unit
 
 def lines_of(code: str, level: str = "INFO") -> list[dict[str, Any]]:
     """Run code after `configure` in a process of its own; returns what it logged, decoded."""
-    head = f"import logging\nfrom services.kit import log\nlog.configure('plant', {level!r})\n"
+    head = "import logging\nfrom services.kit.process import log\n"
+    head += f"log.configure('plant', {level!r})\n"
     done = subprocess.run([sys.executable, "-c", head + code], capture_output=True, check=True)
     assert done.stdout == b""
     return [json.loads(line) for line in done.stderr.splitlines()]

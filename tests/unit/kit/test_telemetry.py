@@ -24,7 +24,7 @@ def _no_standard_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 def outcome(code: str) -> str:
     """Run code in a process of its own, as a provider is set once a process; returns its output."""
     done = subprocess.run(
-        [sys.executable, "-c", "import sys\nfrom services.kit import telemetry\n" + code],
+        [sys.executable, "-c", "import sys\nfrom services.kit.process import telemetry\n" + code],
         capture_output=True,
         check=True,
         text=True,

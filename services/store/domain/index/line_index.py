@@ -1,14 +1,8 @@
 """What is known of each line of an input file, learnt while the file is uploaded.
 
-One pass, before any endpoint is known: 24 bytes a line, enough to validate every line and to cut
-every chunk without reading the file again. Every line is parsed whole and strictly (UTF-8, no NaN
-or infinities, no lone surrogates, at most 1,024 levels), by the parser whose reading of a line the
-rest of the store trusts, so that index and engine never disagree. Only lines that are too long or
-hold too many values are not: what a line costs is bounded, whatever its bytes.
-
-A *line* ends at LF (a CR before it is no part of it) or at the end of the file; nothing else ends
-one. A *request* is a line that holds more than white space. Requests are numbered from 0
-(ordinals), lines from 1 (physical numbers, as an editor shows them).
+One pass, before any endpoint is known: 24 bytes a line, enough to check it and cut chunks without
+reading the file again. A line is parsed whole and strictly, unless it is too long or holds too many
+values. It ends at LF (or CR LF). A *request* is a line of more than white space, counted from 0.
 """
 
 import hashlib
@@ -42,8 +36,7 @@ MAX_NAME_CHARS: Final = names.MAX_NAME_CHARS
 
 BOM: Final = b"\xef\xbb\xbf"
 
-# Facts of a line that hold for any endpoint. Which fault exactly a line has is found by reading
-# it; the index only has to tell which lines are sound.
+# Facts of a line that hold for any endpoint; which fault it has is found by reading it.
 OBJECT: Final = 1 << 0
 CUSTOM_ID_OK: Final = 1 << 1
 """A string of 1 to 512 characters; only then the hash means anything."""
