@@ -75,16 +75,16 @@ _WINDOW: Final = (
         batch_models.c.pool_id == sa.bindparam("pool_id"),
         batches.c.expires_ms > sa.bindparam("now_ms"),
         batches.c.retry_ms <= sa.bindparam("now_ms"),
+        batches.c.project_id.not_in(sa.bindparam("held", expanding=True)),
     )
     .order_by(batch_models.c.seq)
     .limit(sa.bindparam("most"))
 )
 
 
-def window_of(connection: sa.Connection, pool_id: str, limit: int, now_ms: int) -> list[Row]:
+def window_of(connection: sa.Connection, values: Mapping[str, Any]) -> list[Row]:
     """Return the first batches that have lines to cut for a pool; counts are the pool's own."""
-    values = {"pool_id": pool_id, "now_ms": now_ms, "most": limit}
-    return list(connection.execute(_WINDOW, values))
+    return list(connection.execute(_WINDOW, dict(values)))
 
 
 @dataclass(slots=True)

@@ -23,5 +23,7 @@ pool_deaths: Final = sa.Table(
     # As of `at_ms`: time takes them off again.
     sa.Column("deaths", sa.Float, nullable=False),
     sa.Column("at_ms", sa.BigInteger().with_variant(sa.Integer, "sqlite"), nullable=False),
+    # Nothing of the project is handed out in the pool before that.
+    sa.Column("held_until_ms", sa.BigInteger().with_variant(sa.Integer, "sqlite"), nullable=False),
 )
 """Engine deaths that lines of a project are to blame for."""

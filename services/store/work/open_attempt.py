@@ -16,6 +16,7 @@ from services.store.tables.core import batches, chunks
 from services.store.work import (
     attempts_repo,
     chunks_repo,
+    deaths_repo,
     executors_repo,
     quarantine,
     results_repo,
@@ -99,6 +100,8 @@ def open_attempt(
     if batch.retry_ms > now_ms:
         # Its input could not be read; see `losses`.
         return Busy(left_ms=batch.retry_ms - now_ms)
+    if held_ms := deaths_repo.held_ms(connection, chunk, now_ms):
+        return Busy(left_ms=held_ms)
     opened_before = attempts_repo.open_of_chunk(connection, chunk.id)
     standing = _standing(
         connection, batch, chunk, opened_before, delivery, leases=leases, now_ms=now_ms

@@ -24,6 +24,7 @@ _RUNS: Final = sa.and_(
     batches.c.stopping_ms.is_(None),
     batches.c.expires_ms > sa.bindparam("now_ms"),
     batches.c.retry_ms <= sa.bindparam("now_ms"),
+    ~deaths_repo.HELD,
 )
 _OPEN: Final = (
     sa.select(chunks.c.id, chunks.c.pool_id, chunks.c.project_id)
@@ -125,8 +126,12 @@ def _next_alone(connection: sa.Connection, max_attempts: int, now_ms: int) -> li
                 chunks.c.state == chunks_repo.OUT,
                 chunks.c.alone,
                 # One of a batch that waits is given back unopened, and holds up no other.
-                sa.or_(batches.c.retry_ms <= now_ms, chunks.c.lease_until_ms > now_ms),
-            )
+                sa.or_(
+                    sa.and_(batches.c.retry_ms <= now_ms, ~deaths_repo.HELD),
+                    chunks.c.lease_until_ms > now_ms,
+                ),
+            ),
+            {"now_ms": now_ms},
         )
     )
     waiting = connection.execute(

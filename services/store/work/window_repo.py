@@ -12,7 +12,7 @@ from services.store.batches import several_models
 from services.store.domain.cutter import Piece, Records, fit
 from services.store.domain.index.line_index import LineIndex
 from services.store.tables.core import WINDOW_WHERE, batches, models
-from services.store.work import chunks_repo
+from services.store.work import chunks_repo, deaths_repo
 
 Row = sa.Row[*tuple[Any, ...]]
 Connection = sa.Connection
@@ -64,6 +64,7 @@ _WINDOW: Final = (
         batches.c.mixed.is_(False),
         batches.c.expires_ms > sa.bindparam("now_ms"),
         batches.c.retry_ms <= sa.bindparam("now_ms"),
+        batches.c.project_id.not_in(sa.bindparam("held", expanding=True)),
     )
     .order_by(batches.c.seq)
     .limit(sa.bindparam("most"))
@@ -78,10 +79,16 @@ def window(
     One that has several pools is there once for each, with the counts of that pool's lines.
     """
     found: list[Row] = []
+    held = deaths_repo.held(connection, now_ms)
     for pool_id in pools:
-        values = {"pool_id": pool_id, "now_ms": now_ms, "most": limit}
+        values = {
+            "pool_id": pool_id,
+            "now_ms": now_ms,
+            "most": limit,
+            "held": held.get(pool_id, []),
+        }
         rows: list[Row] = list(connection.execute(_WINDOW, values))
-        rows.extend(several_models.window_of(connection, pool_id, limit, now_ms))
+        rows.extend(several_models.window_of(connection, values))
         found.extend(sorted(rows, key=lambda row: int(row.seq))[:limit])
     return sorted(found, key=lambda row: int(row.seq))
 
@@ -157,9 +164,13 @@ def cut(
         for row in connection.execute(_OPEN_BATCHES, {"batch_ids": wanted, "now_ms": now_ms})
     }
     cutter = _Cutter(connection, list(rows.values()), indexes)
+    held = deaths_repo.held(connection, now_ms)
     made = []
     for each in cuts:
         row = rows.get(each.batch_id)
+        if row is not None and row.project_id in held.get(each.pool_id or row.pool_id, ()):
+            # Since this window was read.
+            continue
         taken = None if row is None else cutter.take(row, each)
         if row is None or taken is None:
             continue

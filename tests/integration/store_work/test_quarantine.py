@@ -38,6 +38,16 @@ async def handed_out(store: Store) -> list[dispatch_pb2.Dispatch]:
         store.clock.advance(5)
 
 
+async def neighbour(store: Store) -> str:
+    """Have a batch of another project run in the pool; return its id."""
+    other = projects.insert().values(id="other", created_at=1)
+    await store.context.db.write("test.step", lambda connection: connection.execute(other))
+    store.project_id = "other"
+    batch_id = await store.batch(8)
+    store.project_id = "default"
+    return batch_id
+
+
 class Engine:
     """A fake engine that dies of some lines; what else it is given it answers."""
 
@@ -344,6 +354,7 @@ async def test_two_executors_with_several_killers_condemn_nobody_else(store: Sto
 
 async def test_a_batch_of_killers_gets_a_share_of_its_pool_and_ends(store: Store) -> None:
     """Each engine takes 20 s to start; there is one."""
+    await neighbour(store)
     batch_id = await store.batch(60)
     (dispatch,) = await store.cut((batch_id, 60))
     engine = Engine(store, batch_id, set(range(60)), start_ms=20_000)
@@ -365,7 +376,21 @@ async def test_a_batch_of_killers_gets_a_share_of_its_pool_and_ends(store: Store
     }
 
 
+async def test_a_pool_that_works_for_nobody_else_holds_nothing(store: Store) -> None:
+    batch_id = await store.batch(60)
+    (dispatch,) = await store.cut((batch_id, 60))
+    engine = Engine(store, batch_id, set(range(60)), start_ms=20_000)
+    began = store.clock.now()
+    await engine.run(dispatch)
+    await engine.run_to_the_end()
+    assert engine.deaths > FREE_DEATHS
+    assert store.clock.now() == began
+    await store.turn()
+    assert (await store.get(batch_id)).request_counts.failed == 60
+
+
 async def test_a_batch_that_is_held_says_why(store: Store) -> None:
+    other = await neighbour(store)
     batch_id = await store.batch(60)
     (dispatch,) = await store.cut((batch_id, 60))
     engine = Engine(store, batch_id, set(range(60)), start_ms=20_000)
@@ -379,18 +404,31 @@ async def test_a_batch_that_is_held_says_why(store: Store) -> None:
     await lost_content.found_again(store.context, batch_id)
     assert await store.reclaim() == []
     # Nothing more of it is cut, and it goes on by itself.
-    assert [each.batch_id for each in (await store.window()).batches] == []
+    assert [each.batch_id for each in (await store.window()).batches] == [other]
     store.clock.advance(20 / SHARE + 1)
     assert len(await store.reclaim()) == 1
 
 
+async def test_many_batches_of_one_killer_each_get_no_more_than_one_of_many(store: Store) -> None:
+    other = await neighbour(store)
+    batch_ids = [await store.batch(1) for _ in range(13)]
+    engines = {each: Engine(store, each, {0}, start_ms=20_000) for each in batch_ids}
+    *cut, unopened = await store.cut(*[(each, 1) for each in batch_ids[:-1]])
+    for dispatch in cut:
+        await engines[dispatch.batch_id].run(dispatch)
+    # The eleventh engine is gone. Nothing more of the project is searched, begun or opened.
+    assert await store.reclaim() == []
+    assert [each.batch_id for each in (await store.window()).batches] == [other]
+    assert await store.cut((batch_ids[-1], 1)) == []
+    assert (await store.deliver(unopened)).WhichOneof("outcome") == "busy"
+    store.clock.advance(20 / SHARE + 1)
+    again = await store.reclaim()
+    assert [each.alone for each in again] == [True, False]
+    assert len(await store.cut((batch_ids[-1], 1))) == 1
+
+
 async def test_suspects_of_others_come_before_those_of_a_batch_of_killers(store: Store) -> None:
-    killers = await store.batch(8)
-    other = projects.insert().values(id="other", created_at=1)
-    await store.context.db.write("test.step", lambda connection: connection.execute(other))
-    store.project_id = "other"
-    sound = await store.batch(8)
-    store.project_id = "default"
+    killers, sound = await store.batch(8), await neighbour(store)
     (dispatch,) = await store.cut((killers, 8))
     engine = Engine(store, killers, set(range(8)))
     await engine.run(dispatch)

@@ -53,6 +53,9 @@ def upgrade() -> None:
         sa.Column("pool_id", sa.String(length=64), nullable=False),
         sa.Column("deaths", sa.Float(), nullable=False),
         sa.Column("at_ms", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
+        sa.Column(
+            "held_until_ms", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False
+        ),
         sa.ForeignKeyConstraint(
             ["project_id"], ["projects.id"], name=op.f("fk_pool_deaths_project_id")
         ),
