@@ -3,7 +3,7 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from pathlib import Path
 
 import nats
@@ -93,6 +93,11 @@ async def roles(broker: Broker) -> AsyncIterator[dict[str, Bus]]:
         await bus.close()
 
 
+async def is_now(asked: Awaitable[object], wanted: object) -> bool:
+    """Tell whether a question is answered so by now."""
+    return await asked == wanted
+
+
 async def test_each_service_may_do_its_work(roles: dict[str, Bus]) -> None:
     store, scheduler, executor = roles.values()
     heard: list[str] = []
@@ -111,18 +116,20 @@ async def test_each_service_may_do_its_work(roles: dict[str, Bus]) -> None:
     await executor.on_event(on_event)
     assert await scheduler.ensure_consumer(POOL) == 0
     await scheduler.publish_dispatch(DISPATCH)
-    assert await scheduler.pending(POOL) == 1
+    await eventually(lambda: is_now(scheduler.pending(POOL), 1))
     [delivery] = await (await executor.pull_from(POOL)).fetch(1)
     assert delivery.dispatch == DISPATCH
     await delivery.keep()
     await delivery.ack()
     await executor.put_beat(BEAT)
-    assert await scheduler.beats() == [BEAT]
+    await eventually(lambda: is_now(scheduler.beats(), [BEAT]))
     await executor.forget("executor-0")
-    assert await scheduler.beats() == []
+    await eventually(lambda: is_now(scheduler.beats(), []))
     await executor.say_room(BEAT)
     await store.publish_event(subjects.event_subject(EVENT), EVENT.SerializeToString(), "1")
-    await eventually(lambda: sorted(heard) == ["batch_1", "batch_1", "executor-0"])
+    await eventually(
+        lambda: sorted(heard) == ["batch_1", "batch_1", "executor-0"], within_seconds=30
+    )
 
 
 async def test_nobody_may_do_more_than_that(broker: Broker, roles: dict[str, Bus]) -> None:
